@@ -1,0 +1,62 @@
+"""Exceptions of lbpar.
+
+Every message answers, in this order: where, what was given, what was expected, what to do.
+
+    LbparError
+    ├── ConfigError (ValueError)          run file, command line, plan file, machine file
+    ├── GraphError (ValueError)           networks and tensor shapes
+    ├── LayoutError (ValueError)          grids, layouts, transitions
+    │   └── PlanError                     an op grid that an op cannot take
+    ├── DataError (ValueError)            datasets and their files
+    ├── CheckpointError (ValueError)      checkpoints and run directories
+    ├── TrainingError (RuntimeError)      NaN loss and the like
+    ├── CommError (RuntimeError)          launchers, ranks that disagree, lost peers
+    ├── EngineError (RuntimeError)        kernels and their libraries
+    └── Unsupported (NotImplementedError) a case that is not handled; names the nearest handled one
+"""
+
+from __future__ import annotations
+
+
+class LbparError(Exception):
+    """Base class: everything lbpar raises on purpose. Command lines print it without a traceback."""
+
+
+class ConfigError(LbparError, ValueError):
+    """A run file, plan file, machine file or command-line option is wrong."""
+
+
+class GraphError(LbparError, ValueError):
+    """A network is ill-formed: unknown op, shapes that do not fit, a missing input."""
+
+
+class LayoutError(LbparError, ValueError):
+    """A grid, layout or transition is impossible."""
+
+
+class PlanError(LayoutError):
+    """A plan gives an op a grid that it cannot take."""
+
+
+class DataError(LbparError, ValueError):
+    """A dataset or its file is missing, truncated or of the wrong shape or type."""
+
+
+class CheckpointError(LbparError, ValueError):
+    """A checkpoint or run directory cannot be read or written."""
+
+
+class TrainingError(LbparError, RuntimeError):
+    """Training cannot go on, for example because the loss is not finite."""
+
+
+class CommError(LbparError, RuntimeError):
+    """Ranks disagree, a launcher started single ranks, or a peer was lost."""
+
+
+class EngineError(LbparError, RuntimeError):
+    """A kernel library is missing or refused a call."""
+
+
+class Unsupported(LbparError, NotImplementedError):
+    """The case is not handled; the message names the nearest case that is."""
