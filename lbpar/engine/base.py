@@ -1,0 +1,455 @@
+"""The interface that every engine implements: local kernels on the arrays of one device.
+
+Terms used throughout
+    Memory order is channels-last and C-contiguous: activations are ``(N, *S, C)`` with one to three spatial
+    dimensions ``S`` (or none for ``linear`` and the losses), convolution weights are ``(F, *K, C/groups)``.
+    Outputs are freshly allocated and C-contiguous unless a method says that it may work in place. The element type
+    of a result is that of the first array argument; statistics, sums and losses are float64 whatever goes in.
+    Any extent of any array may be 0: results are then empty, or zero (plus bias) where there is nothing to add up.
+
+Streams and events
+    An engine may be asynchronous: a method may return before its result is computed, in the order of one compute
+    queue. Results of one method may be passed to the next without further ado. Before bytes leave the engine (a
+    send, a read by the host) the caller records an event behind the kernel that produces them and waits for it, or
+    calls ``synchronize``; before a kernel reads bytes that arrived from elsewhere, ``wait`` has made the queue wait
+    for the event that stands for the arrival. On host memory every method finishes before it returns and all of this
+    costs nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of the engine's device, of any element type."""
+
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+Index: TypeAlias = tuple[Any, ...]
+"""One slice or one-dimensional integer array per dimension; arrays select rows of their own dimension (`np.ix_`)."""
+
+Event: TypeAlias = Any
+"""An opaque point in the engine's compute queue; None where the engine is synchronous."""
+
+
+@dataclass(frozen=True)
+class LocalWindow:
+    """One spatial dimension of a local window: output ``o``, tap ``k`` reads input ``o*stride + k*dilation - pad``.
+
+    Taps that fall outside ``[0, in)`` count as zero, except in max pooling, which skips them. There is no pad behind
+    the input: the output size is always given, and what it reaches past the end counts as outside.
+
+    Attributes
+    ----------
+    kernel : int
+        Number of taps, at least 1.
+    stride, dilation : int
+        Steps between outputs and between taps, in input elements, at least 1.
+    pad : int
+        Zeros before the local input. Any size; negative crops, that is, the first ``-pad`` inputs are never read.
+    """
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+
+Window: TypeAlias = tuple[LocalWindow, ...]
+"""One `LocalWindow` per spatial dimension."""
+
+
+class Engine(ABC):
+    """Local kernels of one device.
+
+    Parameters
+    ----------
+    dtype : numpy dtype or its name
+        Element type of activations and weights that the caller means to use. Methods follow the type of their
+        arguments all the same.
+    threads : int, optional
+        Threads that kernels may use; None leaves the library's own default. An engine that cannot set it ignores it.
+    """
+
+    name: ClassVar[str] = "?"
+    accelerated: ClassVar[frozenset[str]] = frozenset()
+    """Names of the element types that this engine's own kernels take; others run through its fallback."""
+
+    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.threads = threads
+
+    # -- convolution -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def conv_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        """Convolve (in fact correlate) ``x`` with ``w`` and add ``b``.
+
+        Parameters
+        ----------
+        x : (N, *S, C)
+        w : (F, *K, C/groups)
+            Filters ``[g*F/groups, (g+1)*F/groups)`` read channels ``[g*C/groups, (g+1)*C/groups)``.
+        b : (F,) or None
+        win : window, whose kernels equal K
+        groups : int, divides C and F
+        out_spatial : output extents
+
+        Returns
+        -------
+        (N, *out_spatial, F)
+        """
+
+    @abstractmethod
+    def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
+        """Gradient of `conv_forward` for x; also the forward pass of a transposed convolution.
+
+        Parameters
+        ----------
+        dy : (N, *O, F)
+        w : (F, *K, C/groups)
+        in_spatial : extents of the x that was (or would be) convolved
+
+        Returns
+        -------
+        (N, *in_spatial, C)
+        """
+
+    @abstractmethod
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
+        """Gradient of `conv_forward` for w: ``(F, *K, C/groups)``, summed over samples and positions of ``dy``."""
+
+    @abstractmethod
+    def bias_add(self, y: Array, b: Array) -> Array:
+        """``y + b`` with b of shape (C,) along the last dimension; may overwrite and return y."""
+
+    @abstractmethod
+    def bias_backward(self, dy: Array) -> Array:
+        """Sum over all but the last dimension, accumulated in float64, returned as (C,) in dy's type."""
+
+    # -- linear ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
+        """``x @ w.T + b``: x (N, C), w (F, C), b (F,) or None; returns (N, F)."""
+
+    @abstractmethod
+    def linear_backward_data(self, dy: Array, w: Array) -> Array:
+        """``dy @ w``: dy (N, F), w (F, C); returns (N, C)."""
+
+    @abstractmethod
+    def linear_backward_weights(self, x: Array, dy: Array) -> Array:
+        """``dy.T @ x``: x (N, C), dy (N, F); returns (F, C)."""
+
+    # -- pooling ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def max_pool_forward(self, x: Array, win: Window, out_spatial: Sequence[int]) -> tuple[Array, Array]:
+        """Maximum of each window.
+
+        Returns
+        -------
+        y : (N, *out_spatial, C)
+            NaN wherever the window holds a NaN; -inf where no tap lies inside the input.
+        arg : opaque array for `max_pool_backward`
+            It stands for the first maximum in row-major window order (the last NaN, where there are any), which is
+            PyTorch's choice too.
+        """
+
+    @abstractmethod
+    def max_pool_backward(self, dy: Array, arg: Array, win: Window, in_spatial: Sequence[int]) -> Array:
+        """Add each dy at the position of its window's maximum; returns (N, *in_spatial, C)."""
+
+    @abstractmethod
+    def avg_pool_forward(
+        self, x: Array, win: Window, out_spatial: Sequence[int], divisors: Sequence[Float64Array]
+    ) -> Array:
+        """Sum of each window, divided by ``divisors[0][o0] * divisors[1][o1] * ...``.
+
+        Parameters
+        ----------
+        x : (N, *S, C)
+        divisors : one float64 array of length ``out_spatial[d]`` per spatial dimension
+            How many taps count in each dimension; positions with a divisor of 0 give 0.
+
+        Returns
+        -------
+        (N, *out_spatial, C)
+        """
+
+    @abstractmethod
+    def avg_pool_backward(
+        self, dy: Array, win: Window, in_spatial: Sequence[int], divisors: Sequence[Float64Array]
+    ) -> Array:
+        """Gradient of `avg_pool_forward`, ``divisors`` as there (indexed by dy's positions); (N, *in_spatial, C)."""
+
+    @abstractmethod
+    def spatial_sum(self, x: Array, scale: float) -> Array:
+        """``scale`` times the sum over all spatial dimensions: (N, *S, C) to (N, C), accumulated in float64."""
+
+    @abstractmethod
+    def spatial_broadcast(self, dy: Array, spatial: Sequence[int], scale: float) -> Array:
+        """Gradient of `spatial_sum`: ``scale * dy`` (N, C) at every position of (N, *spatial, C)."""
+
+    # -- normalisation ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def norm_sums(self, x: Array, shift: Array) -> Float64Array:
+        """First and second moments about ``shift`` (C,), summed over all but the last dimension.
+
+        Returns
+        -------
+        float64 (2, C): sum(x - shift), sum((x - shift)**2)
+            Any shift near the mean (the running mean, say) keeps the difference of the two from cancelling. Blocks
+            that used the same shift are merged by adding their results.
+        """
+
+    @abstractmethod
+    def norm_moments(
+        self, sums: Array, shift: Array, count: float, eps: float
+    ) -> tuple[Float64Array, Float64Array, Float64Array]:
+        """Mean, ``1/sqrt(var + eps)`` and biased variance, float64 (C,) each, from `norm_sums` over ``count`` values.
+
+        A count of 0 gives finite numbers that mean nothing.
+        """
+
+    @abstractmethod
+    def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
+        """``(x - mean) * invstd * scale + bias``; scale and bias (C,) or None for 1 and 0; x's type and shape."""
+
+    @abstractmethod
+    def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
+        """float64 (2, C): sum(dy) and sum(dy * xhat), with xhat = (x - mean)*invstd, over all but the last dimension.
+
+        These are the gradients of bias and scale.
+        """
+
+    @abstractmethod
+    def norm_backward_data(
+        self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
+    ) -> Array:
+        """``scale * invstd * (dy - sums[0]/count - xhat*sums[1]/count)``.
+
+        ``sums`` is `norm_backward_sums` over all ``count`` values that shared the statistics. Pass zeros (with any
+        count but 0) where mean and invstd were constants.
+        """
+
+    # -- pointwise -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def relu_forward(self, x: Array) -> Array:
+        """``max(x, 0)``; NaN stays NaN."""
+
+    @abstractmethod
+    def relu_backward(self, y: Array, dy: Array) -> Array:
+        """dy where the forward result y is above 0, else 0."""
+
+    @abstractmethod
+    def leaky_relu_forward(self, x: Array, slope: float) -> Array:
+        """x where above 0, else ``slope * x``."""
+
+    @abstractmethod
+    def leaky_relu_backward(self, y: Array, dy: Array, slope: float) -> Array:
+        """dy where the forward result y is above 0, else ``slope * dy``; slope must not be negative."""
+
+    @abstractmethod
+    def sigmoid_forward(self, x: Array) -> Array:
+        """``1 / (1 + exp(-x))``, without overflow."""
+
+    @abstractmethod
+    def sigmoid_backward(self, y: Array, dy: Array) -> Array:
+        """``dy * y * (1 - y)`` with y the forward result."""
+
+    @abstractmethod
+    def add(self, xs: Sequence[Array]) -> Array:
+        """Sum of one or more arrays of one shape; a new array, from left to right."""
+
+    @abstractmethod
+    def multiply(self, xs: Sequence[Array]) -> Array:
+        """Product of one or more arrays of one shape; a new array, from left to right."""
+
+    @abstractmethod
+    def multiply_backward(self, dy: Array, xs: Sequence[Array], i: int) -> Array:
+        """Gradient of `multiply` for ``xs[i]``: dy times all the others."""
+
+    @abstractmethod
+    def concat(self, xs: Sequence[Array]) -> Array:
+        """Join along the last dimension. Its gradient is a slice, see `pack`."""
+
+    @abstractmethod
+    def upsample_forward(
+        self, x: Array, factors: Sequence[int], out_spatial: Sequence[int], offsets: Sequence[int]
+    ) -> Array:
+        """Nearest neighbour: ``y[j] = x[(j + offset) // factor]`` in each spatial dimension, offsets not negative.
+
+        The offset lets a block of y start inside a repeated element.
+        """
+
+    @abstractmethod
+    def upsample_backward(self, dy: Array, factors: Sequence[int]) -> Array:
+        """Sum of each block of ``factors`` elements; dy's extents must be multiples of the factors."""
+
+    @abstractmethod
+    def dropout(self, x: Array, rate: float, key: int, index: npt.NDArray[np.int64]) -> Array:
+        """``x / (1 - rate)`` where kept, else 0; the same call on dy is the backward pass.
+
+        Parameters
+        ----------
+        x : any shape
+        rate : probability of dropping, 0 to 1
+        key : 64-bit integer, one per layer and step (`lbpar.engine.random.fold`)
+        index : int64, x's shape or broadcastable to it
+            Flat index of each element in the global tensor. Whether an element is kept depends on key and index
+            alone, so it is the same however the tensor is split.
+        """
+
+    # -- split softmax and losses ----------------------------------------------------------------------------------
+    #
+    # The last dimension holds classes [class_start, class_start + C) of `classes`; maxima and sums of the blocks are
+    # combined between the calls (max of softmax_max, sum of softmax_sums, ...), so `m`, `sums`, `dsums` and `inner`
+    # below are those of all classes (dsums: of all positions). Unsplit, they are simply the results of the calls
+    # before. P stands for x.shape[:-1], the positions; target is an integer array of shape P with global classes.
+
+    @abstractmethod
+    def softmax_max(self, x: Array) -> Array:
+        """Maximum over the last dimension, shape P in x's type; -inf for an empty block."""
+
+    @abstractmethod
+    def softmax_sums(self, x: Array, m: Array, target: Array, class_start: int) -> Float64Array:
+        """float64 (3, *P) over local classes: sum(exp(x - m)); x[target] - m if that is local, else 0; sum(x - m)."""
+
+    @abstractmethod
+    def cross_entropy_loss(self, sums: Array, smoothing: float, classes: int, scale: float) -> Float64Array:
+        """Cross-entropy with label smoothing, from `softmax_sums`; float64 of shape ().
+
+        ``scale * sum over positions of log(s0) - (1 - smoothing)*s1 - smoothing/classes*s2``.
+        """
+
+    @abstractmethod
+    def cross_entropy_backward(
+        self,
+        x: Array,
+        m: Array,
+        sums: Array,
+        target: Array,
+        class_start: int,
+        smoothing: float,
+        classes: int,
+        scale: float,
+    ) -> Array:
+        """``scale * (softmax(x) - (1 - smoothing)*onehot(target) - smoothing/classes)`` for the local classes."""
+
+    @abstractmethod
+    def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
+        """Number of local classes with ``x - m > sums[1]``, float64 of shape P.
+
+        Summed over class blocks, below k means a top-k hit.
+        """
+
+    @abstractmethod
+    def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
+        """``scale * sum((x - t)**2)``, float64 of shape ()."""
+
+    @abstractmethod
+    def mse_backward(self, x: Array, t: Array, scale: float) -> Array:
+        """``2 * scale * (x - t)``."""
+
+    @abstractmethod
+    def bce_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
+        """Binary cross-entropy of logits x against t in [0, 1], scale times the sum; stable for large |x|."""
+
+    @abstractmethod
+    def bce_backward(self, x: Array, t: Array, scale: float) -> Array:
+        """``scale * (sigmoid(x) - t)``."""
+
+    @abstractmethod
+    def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
+        """float64 (3, C): per local class, summed over positions: p*t, p and t.
+
+        p = exp(x - m) / sums[0] and t = onehot(target).
+        """
+
+    @abstractmethod
+    def dice_loss(self, dsums: Array, eps: float, classes: int) -> Float64Array:
+        """Sum over the local classes of ``(1 - (2*I + eps) / (P + T + eps)) / classes``, float64 of shape ()."""
+
+    @abstractmethod
+    def dice_backward(
+        self,
+        x: Array,
+        m: Array,
+        sums: Array,
+        target: Array,
+        class_start: int,
+        dsums: Array,
+        eps: float,
+        classes: int,
+    ) -> tuple[Array, Float64Array]:
+        """First half of the gradient of the Dice loss.
+
+        Returns
+        -------
+        g : x's shape and type
+            Derivative of the loss for p.
+        inner : float64 of shape P
+            sum of g*p over the local classes, to be summed over class blocks.
+        """
+
+    @abstractmethod
+    def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
+        """Second half: ``p * (g - inner)``, in x's shape and type."""
+
+    # -- device side -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
+        """An uninitialised C-contiguous array on the device; dtype None stands for the engine's own."""
+
+    @abstractmethod
+    def from_host(self, a: npt.NDArray[Any]) -> Array:
+        """Copy of ``a`` on the device, in compute-queue order; on host memory ``a`` itself if it is C-contiguous.
+
+        ``a`` must not change before the copy has happened (record an event to know).
+        """
+
+    @abstractmethod
+    def to_host(self, a: Array) -> npt.NDArray[Any]:
+        """NumPy array with a's values, once everything queued before has run (blocks); may be ``a`` itself."""
+
+    @abstractmethod
+    def pack(self, a: Array, index: Index) -> Array:
+        """C-contiguous copy of the selected part of a, with as many dimensions as a.
+
+        Parameters
+        ----------
+        a : any shape
+        index : one slice (any step above 0) or one-dimensional integer array per dimension
+            The selection is the outer product over dimensions, as with `np.ix_`.
+        """
+
+    @abstractmethod
+    def unpack(self, buf: Array, a: Array, index: Index, accumulate: bool = False) -> None:
+        """Store ``buf`` (any shape of the right size, C order) in the selected part of ``a``, or add it there.
+
+        index is as for `pack`. Where it names an element twice, accumulate adds both; a store keeps either.
+        """
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event that happens once everything queued so far has run."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let whatever is queued from now on run only after the event; does not block the host."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until everything queued so far has run."""
