@@ -1,0 +1,118 @@
+"""What a rank asked of a transport, as data, and the check that the ranks of a group ask for the same.
+
+Used by the virtual world and by the checked mode; knows no buffers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lbpar.errors import CommError
+from lbpar.layout.grid import Axes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation that one rank started.
+
+    Attributes
+    ----------
+    kind, tag : str
+        Operation and name.
+    axes : tuple of int
+        Axes of the group, without those of size 1.
+    dtype, op : str
+        Element type and reduction, empty where there is none.
+    counts : tuple of int
+        Counts that must be the same on all members.
+    send, recv : dict of world rank to int
+        Elements that go to and are expected from single ranks; must mirror each other.
+    """
+
+    kind: str
+    tag: str = ""
+    axes: Axes = ()
+    dtype: str = ""
+    op: str = ""
+    counts: tuple[int, ...] = ()
+    send: dict[int, int] = field(default_factory=dict)
+    recv: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """``allreduce 'conv1.dw'``."""
+        return f"{self.kind} {self.tag!r}" if self.tag else self.kind
+
+    def common(self) -> tuple[Any, ...]:
+        """What must be equal on all members."""
+        return (self.kind, self.tag, self.axes, self.dtype, self.op, self.counts)
+
+    def __str__(self) -> str:
+        facts = [self.dtype, self.op, f"axes {self.axes}"]
+        if self.counts:
+            shown = ", ".join(map(str, self.counts[:8])) + (", ..." if len(self.counts) > 8 else "")
+            facts.append(f"counts ({shown})")
+        return f"{self.title} [{', '.join(f for f in facts if f)}]"
+
+
+def array_call(
+    kind: str, tag: str, axes: Axes, dtype: Any, op: str = "", counts: Sequence[int] = (), **pairs: dict[int, int]
+) -> Call:
+    """A call on arrays; ``pairs`` are ``send`` and ``recv`` by world rank, zeros are dropped."""
+    clean = {k: {int(r): int(n) for r, n in v.items() if n} for k, v in pairs.items()}
+    return Call(kind, tag, axes, np.dtype(dtype).name, op, tuple(int(c) for c in counts), **clean)
+
+
+def check_same(calls: Mapping[int, Call], where: str = "") -> None:
+    """Raise CommError naming the odd ranks unless all members started the same operation.
+
+    Parameters
+    ----------
+    calls : mapping of world rank to Call
+        One entry for every member of the group.
+    where : str
+        Put before the message, for example ``"operation 12 over axes (0,)"``.
+    """
+    head = f"{where}: " if where else ""
+    tally = Tally(c.common() for c in calls.values())
+    if len(tally) > 1:
+        # The majority is taken to be right; in a tie, the side of the lowest rank.
+        first = {c.common(): r for r, c in sorted(calls.items(), reverse=True)}
+        usual = min(tally, key=lambda s: (-tally[s], first[s]))
+        odd = [r for r in sorted(calls) if calls[r].common() != usual]
+        shown = "; ".join(f"rank {r} started {calls[r]}" for r in odd[:4])
+        more = f"; and {len(odd) - 4} more" if len(odd) > 4 else ""
+        others = [r for r in sorted(calls) if r not in odd]
+        raise CommError(
+            f"{head}ranks disagree: {shown}{more}; but ranks {_few(others)} started {calls[first[usual]]}. "
+            "All ranks of a group must start the same operations in the same order."
+        )
+    for r, call in sorted(calls.items()):
+        for peer, n in sorted(call.send.items()):
+            if peer not in calls:
+                raise CommError(f"{head}{call.title}: rank {r} sends to rank {peer}, not in its group {_few(calls)}.")
+            want = calls[peer].recv.get(r, 0)
+            if want != n:
+                raise CommError(
+                    f"{head}{call.title}: rank {r} sends {n} elements to rank {peer}, but rank {peer} expects {want}."
+                )
+        for peer, n in sorted(call.recv.items()):
+            if peer not in calls:
+                raise CommError(
+                    f"{head}{call.title}: rank {r} expects data of rank {peer}, not in its group {_few(calls)}."
+                )
+            have = calls[peer].send.get(r, 0)
+            if have != n:
+                raise CommError(
+                    f"{head}{call.title}: rank {r} expects {n} elements of rank {peer}, but rank {peer} sends {have}."
+                )
+
+
+def _few(ranks: Any) -> str:
+    ranks = sorted(ranks)
+    return f"[{', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}]"
