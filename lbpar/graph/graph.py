@@ -1,0 +1,125 @@
+"""A network: nodes in topological order, with global shapes for any batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lbpar.errors import GraphError
+from lbpar.graph.loops import Param, Shape
+from lbpar.graph.op import Input, Op
+from lbpar.graph.ops.losses import Loss
+
+TARGET = "target"
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op of the network and the names of the nodes it reads."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order; ``output`` names the network's output (before any loss)."""
+
+    nodes: tuple[Node, ...]
+    output: str
+    name: str = "network"
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for node in self.nodes:
+            if node.name in seen:
+                raise GraphError(f"{node.name}: two nodes have this name; names must be unique.")
+            for i in node.inputs:
+                if i not in seen:
+                    raise GraphError(f"{node.name}: reads {i!r}, which is not an earlier node.")
+            seen.add(node.name)
+        if self.output not in seen:
+            raise GraphError(f"graph: output {self.output!r} is not a node.")
+
+    def __getitem__(self, name: str) -> Node:
+        return _by_name(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in _by_name(self)
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """Nodes fed from outside."""
+        return tuple(n for n in self.nodes if isinstance(n.op, Input))
+
+    @property
+    def ops(self) -> tuple[Node, ...]:
+        """Nodes that compute."""
+        return tuple(n for n in self.nodes if not isinstance(n.op, Input))
+
+    @property
+    def loss(self) -> Node | None:
+        """The loss node, if there is one."""
+        last = self.nodes[-1]
+        return last if isinstance(last.op, Loss) else None
+
+    def shapes(self, batch: int) -> dict[str, Shape]:
+        """Global shape of every node's output, for a mini-batch of ``batch`` samples."""
+        return dict(_shapes(self, batch))
+
+    def input_shapes(self, name: str, batch: int) -> tuple[Shape, ...]:
+        """Global shapes of what a node reads."""
+        shapes = _shapes(self, batch)
+        return tuple(shapes[i] for i in self[name].inputs)
+
+    def params(self) -> dict[str, Param]:
+        """Every parameter and running statistic as ``"<node>.<name>"``."""
+        return dict(_params(self))
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of trainable parameters."""
+        return sum(p.size for p in self.params().values() if p.kind != "statistic")
+
+    def consumers(self, name: str) -> tuple[Node, ...]:
+        """Nodes that read a node."""
+        return tuple(n for n in self.nodes if name in n.inputs)
+
+    def with_loss(self, loss: Loss) -> Graph:
+        """The same network followed by a loss that reads its output and a new input ``target``."""
+        for reserved in (TARGET, LOSS):
+            if reserved in self:
+                raise GraphError(f"{reserved}: this node name is reserved for the loss; rename the layer.")
+        shape = loss.target_shape(self.shapes(1)[self.output])[1:]
+        target = Node(TARGET, Input(shape, "int64" if loss.labels else None))
+        return Graph((*self.nodes, target, Node(LOSS, loss, (self.output, TARGET))), self.output, self.name)
+
+
+@lru_cache(maxsize=64)
+def _by_name(graph: Graph) -> dict[str, Node]:
+    return {n.name: n for n in graph.nodes}
+
+
+@lru_cache(maxsize=64)
+def _shapes(graph: Graph, batch: int) -> dict[str, Shape]:
+    out: dict[str, Shape] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Input):
+            out[node.name] = (batch, *node.op.shape)
+            continue
+        try:
+            out[node.name] = node.op.infer([out[i] for i in node.inputs])
+        except GraphError as error:
+            raise GraphError(f"{node.name}: {error}") from None
+    return out
+
+
+@lru_cache(maxsize=64)
+def _params(graph: Graph) -> dict[str, Param]:
+    out = {}
+    for node in graph.ops:
+        for short, param in node.op.params(graph.input_shapes(node.name, 1)).items():
+            out[f"{node.name}.{short}"] = param
+    return out

@@ -1,0 +1,75 @@
+"""What every op offers: shape inference, parameters, loops, and its kernels forward and backward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lbpar.graph.loops import Kernel, Operand, Param, Shape, plain
+
+
+@dataclass(frozen=True)
+class Op(ABC):
+    """An op with one output. Shapes are global and channels-last: (N, [D, H, W], C)."""
+
+    kind: ClassVar[str] = ""
+
+    @abstractmethod
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        """Shape of the output from the shapes of the inputs; raises GraphError if they do not fit."""
+
+    @abstractmethod
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        """Loops that a grid may split, and their extents."""
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        """Parameters and running statistics by short name."""
+        return {}
+
+    @abstractmethod
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        """Kernels of the forward pass, in order; together they read ``x0, x1, ...`` and write ``y``."""
+
+    @abstractmethod
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        """Kernels of the backward pass that write the ``wanted`` gradients (``dx0``, ``dweight``, ...) from ``dy``."""
+
+    def update(self, xs: Sequence[Shape]) -> tuple[Kernel, ...]:
+        """Kernels that run after the backward pass (running statistics)."""
+        return ()
+
+    #: Inputs that carry no gradient (labels).
+    no_grad: ClassVar[frozenset[int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Input(Op):
+    """A tensor fed from outside: the samples, or the loss' target."""
+
+    shape: Shape = ()
+    dtype: str | None = None
+    kind: ClassVar[str] = "input"
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        raise NotImplementedError  # the graph supplies the batch
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        return {}
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return ()
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        return ()
+
+
+def x(shape: Shape, i: int = 0, channel: str = "C") -> Operand:
+    """Operand ``x<i>`` indexed by its own dimensions."""
+    return Operand(f"x{i}", plain(shape, (channel,)))
+
+
+def like(value: str, operand: Operand) -> Operand:
+    """Another value with the indices of ``operand`` (a gradient, say)."""
+    return Operand(value, operand.dims, operand.reduce, operand.varying, operand.dtype)

@@ -1,0 +1,232 @@
+"""Convolution and transposed convolution, 2-D and 3-D, grouped, strided, dilated, asymmetrically padded.
+
+Weights are (F, [kD], kH, kW, C/groups); a transposed convolution's are (C, [kD], kH, kW, F/groups), so that it is
+the data gradient of a convolution with the same array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from lbpar.errors import GraphError
+from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, Window, spatial_letters
+from lbpar.graph.op import Op, like
+
+Loops = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class _Filter(Op):
+    """Fields and checks shared by both convolutions; one entry of each tuple per spatial dimension."""
+
+    filters: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    pad: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    bias: bool = True
+    init: Literal["he", "glorot"] = "he"
+
+    def _check(self, xs: Sequence[Shape]) -> tuple[int, Shape, int]:
+        (x,) = xs
+        rank = len(self.kernel)
+        if len(x) != rank + 2:
+            raise GraphError(
+                f"{self.kind}: got an input of shape {x}, expected (N, {'D, ' * (rank == 3)}H, W, C) for a {rank}-D kernel."
+            )
+        if x[-1] % self.groups or self.filters % self.groups:
+            raise GraphError(
+                f"{self.kind}: groups={self.groups} must divide both the input channels ({x[-1]}) and the filters ({self.filters})."
+            )
+        return x[0], x[1:-1], x[-1]
+
+    def _windows(self) -> tuple[Window, ...]:
+        cut = zip(self.kernel, self.stride, self.dilation, self.pad, strict=True)
+        return tuple(Window(k, s, d, p[0]) for k, s, d, p in cut)
+
+    def _channel(self, extent: int, loop: str) -> Index:
+        return Index(extent, ("G", loop) if self.groups > 1 else (loop,))
+
+    def _loops(self, n: int, spatial: Shape, c: int) -> Loops:
+        g = self.groups
+        names = spatial_letters(len(spatial))
+        head = (("N", n), *zip(names, spatial, strict=True))
+        return (*head, *((("G", g),) if g > 1 else ()), ("F", self.filters // g), ("C", c // g))
+
+    def _kernel_dims(self) -> tuple[Index, ...]:
+        return tuple(Index(k) for k in self.kernel)
+
+    def _sides(
+        self, n: int, inside: Shape, outside: Shape, small: Index, big: Index, *, by_output: bool
+    ) -> tuple[Operand, Operand]:
+        """The operands on the two sides of the windows: (input side, output side), indexed by the output or the input side."""
+        names = spatial_letters(len(inside))
+        windows = self._windows()
+        first = Index(n, ("N",))
+        if by_output:
+            a = tuple(Index(e, (s,), w) for e, s, w in zip(inside, names, windows, strict=True))
+            b = tuple(Index(e, (s,)) for e, s in zip(outside, names, strict=True))
+        else:
+            a = tuple(Index(e, (s,)) for e, s in zip(inside, names, strict=True))
+            b = tuple(Index(e, (s,), w, True) for e, s, w in zip(outside, names, windows, strict=True))
+        return Operand("in", (first, *a, small)), Operand("out", (first, *b, big))
+
+    def _attrs(self) -> tuple[tuple[str, object], ...]:
+        return (("windows", self._windows()),)
+
+
+@dataclass(frozen=True)
+class Conv(_Filter):
+    """Convolution (cross-correlation): y[n,o,f] = b[f] + sum over k, c of x[n, o*stride + k*dilation - pad, c] * w[f,k,c]."""
+
+    kind: ClassVar[str] = "conv"
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        n, spatial, _ = self._check(xs)
+        out = []
+        for e, k, s, d, p in zip(spatial, self.kernel, self.stride, self.dilation, self.pad, strict=True):
+            o = (e + p[0] + p[1] - (k - 1) * d - 1) // s + 1
+            if o < 1:
+                raise GraphError(
+                    f"conv: kernel {k} (dilation {d}) is larger than the padded input extent {e} + {p[0]} + {p[1]}; use a smaller kernel or more padding."
+                )
+            out.append(o)
+        return (n, *out, self.filters)
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        n, *spatial, _ = self.infer(xs)
+        return dict(self._loops(n, tuple(spatial), xs[0][-1]))
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        taps, c = prod(self.kernel), xs[0][-1]
+        w = self._operands(xs, True)[2]
+        out = {
+            "weight": Param(w.dims, self.init, "weight", taps * c // self.groups, taps * self.filters // self.groups)
+        }
+        if self.bias:
+            out["bias"] = Param((self._channel(self.filters, "F"),), "zeros", "bias")
+        return out
+
+    def _operands(self, xs: Sequence[Shape], by_output: bool) -> tuple[Operand, Operand, Operand]:
+        n, spatial, c = self._check(xs)
+        y = self.infer(xs)
+        cx, cf = self._channel(c, "C"), self._channel(self.filters, "F")
+        a, b = self._sides(n, spatial, y[1:-1], cx, cf, by_output=by_output)
+        w = Operand("weight", (cf, *self._kernel_dims(), Index(c // self.groups, ("C",))))
+        return a, b, w
+
+    def _flops(self, xs: Sequence[Shape]) -> int:
+        return 2 * prod(self.infer(xs)) * prod(self.kernel) * xs[0][-1] // self.groups
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        a, b, w = self._operands(xs, True)
+        y = self.infer(xs)
+        loops = self._loops(y[0], y[1:-1], xs[0][-1])
+        bias = (Operand("bias", (self._channel(self.filters, "F"),)),) if self.bias else ()
+        return (
+            Kernel("conv_forward", loops, (like("x0", a), w, *bias), (like("y", b),), self._attrs(), self._flops(xs)),
+        )
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        n, spatial, c = self._check(xs)
+        y = self.infer(xs)
+        kernels = []
+        if "dweight" in wanted:
+            a, b, w = self._operands(xs, True)
+            loops = self._loops(n, y[1:-1], c)
+            reads, writes = (like("x0", a), like("dy", b)), (like("dweight", w),)
+            kernels.append(Kernel("conv_backward_weights", loops, reads, writes, self._attrs(), self._flops(xs)))
+            if self.bias:
+                kernels.append(_bias_backward(like("dy", b), loops, self._channel(self.filters, "F")))
+        if "dx0" in wanted:
+            a, b, w = self._operands(xs, False)
+            loops = self._loops(n, spatial, c)
+            kernels.append(
+                Kernel(
+                    "conv_backward_data", loops, (like("dy", b), w), (like("dx0", a),), self._attrs(), self._flops(xs)
+                )
+            )
+        return tuple(kernels)
+
+
+@dataclass(frozen=True)
+class ConvTranspose(_Filter):
+    """Transposed convolution: y[n,o,f] = b[f] + sum over i, k, c with i*stride + k*dilation - pad = o of x[n,i,c] * w[c,k,f].
+
+    ``output_pad`` lengthens the output at its end, as in PyTorch.
+    """
+
+    output_pad: tuple[int, ...] = ()
+    kind: ClassVar[str] = "conv_transpose"
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        n, spatial, _ = self._check(xs)
+        extra = self.output_pad or (0,) * len(spatial)
+        cut = zip(spatial, self.kernel, self.stride, self.dilation, self.pad, extra, strict=True)
+        out = tuple((e - 1) * s - p[0] - p[1] + (k - 1) * d + 1 + q for e, k, s, d, p, q in cut)
+        if min(out) < 1:
+            raise GraphError(f"conv_transpose: the output would have spatial shape {out}; use less padding.")
+        return (n, *out, self.filters)
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        n, *spatial, _ = self.infer(xs)
+        return dict(self._loops(n, tuple(spatial), xs[0][-1]))
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        taps, c = prod(self.kernel), xs[0][-1]
+        w = self._operands(xs, True)[2]
+        out = {
+            "weight": Param(w.dims, self.init, "weight", taps * c // self.groups, taps * self.filters // self.groups)
+        }
+        if self.bias:
+            out["bias"] = Param((self._channel(self.filters, "F"),), "zeros", "bias")
+        return out
+
+    def _operands(self, xs: Sequence[Shape], by_output: bool) -> tuple[Operand, Operand, Operand]:
+        # The small side (x) is the *output* side of the windows of the convolution that this op transposes.
+        n, spatial, c = self._check(xs)
+        y = self.infer(xs)
+        cx, cf = self._channel(c, "C"), self._channel(self.filters, "F")
+        big, small = self._sides(n, y[1:-1], spatial, cf, cx, by_output=not by_output)
+        w = Operand("weight", (cx, *self._kernel_dims(), Index(self.filters // self.groups, ("F",))))
+        return small, big, w
+
+    def _flops(self, xs: Sequence[Shape]) -> int:
+        return 2 * prod(xs[0]) * prod(self.kernel) * self.filters // self.groups
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        a, b, w = self._operands(xs, True)
+        y = self.infer(xs)
+        loops = self._loops(y[0], y[1:-1], xs[0][-1])
+        bias = (Operand("bias", (self._channel(self.filters, "F"),)),) if self.bias else ()
+        reads = (like("x0", a), w, *bias)
+        return (Kernel("conv_transpose_forward", loops, reads, (like("y", b),), self._attrs(), self._flops(xs)),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        n, spatial, c = self._check(xs)
+        y = self.infer(xs)
+        kernels = []
+        if "dweight" in wanted:
+            a, b, w = self._operands(xs, True)
+            loops = self._loops(n, y[1:-1], c)
+            reads, writes = (like("x0", a), like("dy", b)), (like("dweight", w),)
+            kernels.append(
+                Kernel("conv_transpose_backward_weights", loops, reads, writes, self._attrs(), self._flops(xs))
+            )
+            if self.bias:
+                kernels.append(_bias_backward(like("dy", b), loops, self._channel(self.filters, "F")))
+        if "dx0" in wanted:
+            a, b, w = self._operands(xs, False)
+            loops = self._loops(n, spatial, c)
+            reads, writes = (like("dy", b), w), (like("dx0", a),)
+            kernels.append(Kernel("conv_transpose_backward_data", loops, reads, writes, self._attrs(), self._flops(xs)))
+        return tuple(kernels)
+
+
+def _bias_backward(dy: Operand, loops: Loops, channel: Index) -> Kernel:
+    inside = tuple((name, e) for name, e in loops if name != "C")  # every rank of a split sum holds the whole dy
+    return Kernel("bias_backward", inside, (dy,), (Operand("dbias", (channel,)),))

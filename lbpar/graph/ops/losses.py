@@ -1,0 +1,173 @@
+"""Losses, as means over the global batch. The class dimension may be split: its maximum and sums are inner statistics.
+
+Each loss reads ``x0`` (the network's output) and ``x1`` (the target) and writes the scalar ``y``; its gradient is seeded
+with one. Losses over classes also write ``hits``: how many positions have the target in the top 1 and in the top 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from lbpar.errors import GraphError
+from lbpar.graph.loops import Index, Kernel, Operand, Shape, plain, spatial_letters
+from lbpar.graph.op import Op
+
+F64 = "float64"
+
+
+@dataclass(frozen=True)
+class Loss(Op):
+    """A scalar loss of an output and a target."""
+
+    no_grad: ClassVar[frozenset[int]] = frozenset({1})
+    labels: ClassVar[bool] = False
+
+    def target_shape(self, output: Shape) -> Shape:
+        """Shape of the target that fits an output of the given shape."""
+        return output[:-1] if self.labels else output
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        x, t = xs
+        if t != self.target_shape(x):
+            raise GraphError(
+                f"{self.kind}: got a target of shape {t} for an output of shape {x}, expected {self.target_shape(x)}."
+            )
+        return ()
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        return dict(_loops(xs[0]))
+
+
+def _loops(shape: Shape) -> tuple[tuple[str, int], ...]:
+    return tuple(zip(("N", *spatial_letters(len(shape) - 2), "F"), shape, strict=True))
+
+
+@dataclass(frozen=True)
+class _Classes(Loss):
+    """Shared parts of the losses over a softmax: labels (N, [D, H, W]) of int64, logits (N, [D, H, W], F)."""
+
+    labels: ClassVar[bool] = True
+
+    def _common(self, shape: Shape) -> tuple[Operand, Operand, Operand, Operand]:
+        positions = plain(shape)[:-1]
+        return (
+            Operand("x0", plain(shape, ("F",))),
+            Operand("x1", positions, dtype="int64"),
+            Operand("peak", positions, "max"),
+            Operand("sums", (Index(3), *positions), dtype=F64),
+        )
+
+    def _softmax(self, shape: Shape) -> tuple[Kernel, ...]:
+        x0, t, peak, sums = self._common(shape)
+        loops, n = _loops(shape), prod(shape)
+        rank = Operand("rank", t.dims, dtype=F64)
+        hits = Operand("hits", (Index(2),), dtype=F64)
+        return (
+            Kernel("softmax_max", loops, (x0,), (peak,), (), n),
+            Kernel("softmax_sums", loops, (x0, peak, t), (sums,), (), 4 * n),
+            Kernel("softmax_rank", loops, (x0, peak, sums, t), (rank,), (), n),
+            Kernel("count_hits", loops[:-1], (rank,), (hits,)),
+        )
+
+
+@dataclass(frozen=True)
+class CrossEntropy(_Classes):
+    """Softmax cross-entropy, mean over samples (and voxels), with label smoothing."""
+
+    smoothing: float = 0.0
+    kind: ClassVar[str] = "cross_entropy"
+
+    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
+        return (("smoothing", self.smoothing), ("classes", shape[-1]), ("scale", 1.0 / prod(shape[:-1])))
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        sums = self._common(xs[0])[3]
+        loss = Operand("y", (), dtype=F64)
+        return (
+            *self._softmax(xs[0]),
+            Kernel("cross_entropy_loss", _loops(xs[0])[:-1], (sums,), (loss,), self._attrs(xs[0])),
+        )
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        x0, t, peak, sums = self._common(xs[0])
+        dx = Operand("dx0", x0.dims)
+        reads = (x0, peak, sums, t)
+        return (Kernel("cross_entropy_backward", _loops(xs[0]), reads, (dx,), self._attrs(xs[0]), 4 * prod(xs[0])),)
+
+
+@dataclass(frozen=True)
+class Dice(_Classes):
+    """Soft Dice over softmax probabilities: mean over classes of 1 - (2 sum p t + eps) / (sum p + sum t + eps).
+
+    The sums run over all samples and voxels of the batch.
+    """
+
+    eps: float = 1.0
+    kind: ClassVar[str] = "dice"
+
+    def _dsums(self, shape: Shape) -> Operand:
+        return Operand("dsums", (Index(3), Index(shape[-1], ("F",))), dtype=F64)
+
+    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
+        return (("eps", self.eps), ("classes", shape[-1]))
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        x0, t, peak, sums = self._common(xs[0])
+        loops, dsums = _loops(xs[0]), self._dsums(xs[0])
+        return (
+            *self._softmax(xs[0]),
+            Kernel("dice_sums", loops, (x0, peak, sums, t), (dsums,), (), 6 * prod(xs[0])),
+            Kernel("dice_loss", loops[-1:], (dsums,), (Operand("y", (), dtype=F64),), self._attrs(xs[0])),
+        )
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        x0, t, peak, sums = self._common(xs[0])
+        loops, n = _loops(xs[0]), prod(xs[0])
+        g, inner = Operand("g", x0.dims, dtype=F64), Operand("inner", t.dims, dtype=F64)
+        first = (x0, peak, sums, t, self._dsums(xs[0]))
+        return (
+            Kernel("dice_backward", loops, first, (g, inner), self._attrs(xs[0]), 6 * n),
+            Kernel("dice_backward_data", loops, (x0, peak, sums, g, inner), (Operand("dx0", x0.dims),), (), 3 * n),
+        )
+
+
+@dataclass(frozen=True)
+class _Elementwise(Loss):
+    """A mean over all elements of a function of output and target."""
+
+    def _operands(self, shape: Shape) -> tuple[Operand, Operand]:
+        dims = plain(shape, ("F",))
+        return Operand("x0", dims), Operand("x1", dims)
+
+    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
+        return (("scale", 1.0 / prod(shape)),)
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        loss = Operand("y", (), dtype=F64)
+        reads = self._operands(xs[0])
+        return (Kernel(f"{self.kind}_loss", _loops(xs[0]), reads, (loss,), self._attrs(xs[0]), 3 * prod(xs[0])),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        reads = self._operands(xs[0])
+        dx = Operand("dx0", reads[0].dims)
+        return (Kernel(f"{self.kind}_backward", _loops(xs[0]), reads, (dx,), self._attrs(xs[0]), 2 * prod(xs[0])),)
+
+
+@dataclass(frozen=True)
+class Mse(_Elementwise):
+    """Mean squared error."""
+
+    kind: ClassVar[str] = "mse"
+
+
+@dataclass(frozen=True)
+class Bce(_Elementwise):
+    """Binary cross-entropy of logits, in its stable form."""
+
+    kind: ClassVar[str] = "bce"
+
+
+LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, Bce)}

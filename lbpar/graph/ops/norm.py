@@ -1,0 +1,113 @@
+"""Batch normalisation with statistics merged by count over chosen groups of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, plain, spatial_letters, tensor_loops
+from lbpar.graph.op import Op
+
+
+@dataclass(frozen=True)
+class Norm(Op):
+    """Batch normalisation over all dimensions but the last.
+
+    Parameters
+    ----------
+    eps : float
+        Added to the variance.
+    momentum : float
+        PyTorch's convention: ``running = (1 - momentum) * running + momentum * batch``, with the unbiased variance.
+    affine : bool
+        Learn a scale and a shift per channel.
+    stats : {"global", "sample", "local"}
+        Over which processes the training statistics are merged: all ("global": the result does not depend on
+        the grid), those that share the samples ("sample": merged over space only), or none ("local").
+        Running statistics always merge all processes.
+    """
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    affine: bool = True
+    stats: Literal["global", "sample", "local"] = "global"
+    kind: ClassVar[str] = "norm"
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        return xs[0]
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        return dict(tensor_loops(xs[0]))
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        c = (Index(xs[0][-1], ("C",)),)
+        affine = {"weight": Param(c, "ones", "norm"), "bias": Param(c, "zeros", "norm")} if self.affine else {}
+        return affine | {"running_mean": Param(c, "zeros", "statistic"), "running_var": Param(c, "ones", "statistic")}
+
+    def varying(self, xs: Sequence[Shape]) -> tuple[str, ...]:
+        """Loops over whose processes the training statistics stay separate."""
+        spatial = spatial_letters(len(xs[0]) - 2)
+        return {"global": (), "sample": ("N",), "local": ("N", *spatial)}[self.stats]
+
+    def _stat(self, value: str, rows: int, c: int, varying: tuple[str, ...] = ()) -> Operand:
+        return Operand(value, (Index(rows), Index(c, ("C",))), "sum", varying, "float64")
+
+    def _vectors(self, c: int, *names: str) -> tuple[Operand, ...]:
+        return tuple(Operand(n, (Index(c, ("C",)),)) for n in names)
+
+    def _running(self, c: int, *names: str) -> tuple[Operand, ...]:
+        return tuple(Operand(n, (Index(c, ("C",)),), dtype="float64") for n in names)
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        shape, c = xs[0], xs[0][-1]
+        loops, n = tensor_loops(shape), prod(shape)
+        x0, y = Operand("x0", plain(shape)), Operand("y", plain(shape))
+        affine = self._vectors(c, "weight", "bias") if self.affine else ()
+        eps = (("eps", self.eps),)
+        if not training:
+            return (
+                Kernel(
+                    "norm_inference",
+                    loops,
+                    (x0, *self._running(c, "running_mean", "running_var"), *affine),
+                    (y,),
+                    eps,
+                    2 * n,
+                ),
+            )
+        var = self.varying(xs)
+        shift = self._running(c, "running_mean")
+        moments = self._stat("moments", 3, c, var)
+        return (
+            Kernel("norm_sums", loops, (x0, *shift), (self._stat("sums", 2, c),), (), 3 * n),
+            Kernel(
+                "norm_moments", loops, (self._stat("sums", 2, c, var), *shift), (moments,), (*eps, ("shape", shape)), 0
+            ),
+            Kernel("norm_apply", loops, (x0, moments, *affine), (y,), (), 2 * n),
+        )
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        shape, c = xs[0], xs[0][-1]
+        loops, n = tensor_loops(shape), prod(shape)
+        var = self.varying(xs)
+        x0, dy = Operand("x0", plain(shape)), Operand("dy", plain(shape))
+        moments = self._stat("moments", 3, c, var)
+        out = [Kernel("norm_backward_sums", loops, (x0, dy, moments), (self._stat("dsums", 2, c),), (), 4 * n)]
+        if "dx0" in wanted:
+            scale = self._vectors(c, "weight") if self.affine else ()
+            reads = (x0, dy, moments, self._stat("dsums", 2, c, var), *scale)
+            writes = (Operand("dx0", plain(shape)),)
+            out.append(Kernel("norm_backward_data", loops, reads, writes, (("shape", shape),), 5 * n))
+        if self.affine and "dweight" in wanted:
+            grads = self._vectors(c, "dweight", "dbias")
+            out.append(Kernel("norm_param_grads", (("C", c),), (self._stat("dsums", 2, c),), grads))
+        return tuple(out)
+
+    def update(self, xs: Sequence[Shape]) -> tuple[Kernel, ...]:
+        c = xs[0][-1]
+        count = prod(xs[0][:-1])
+        running = self._running(c, "running_mean", "running_var")
+        attrs = (("momentum", self.momentum), ("count", count))
+        return (Kernel("norm_running", (("C", c),), (self._stat("sums", 2, c), *running), running, attrs),)

@@ -1,0 +1,124 @@
+"""Element-wise ops: activations, add, multiply, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from lbpar.errors import GraphError
+from lbpar.graph.loops import Kernel, Operand, Shape, plain, tensor_loops
+from lbpar.graph.op import Op, x
+
+
+@dataclass(frozen=True)
+class Pointwise(Op):
+    """Output element i depends on input elements i only; all tensors have one shape."""
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        if not xs:
+            raise GraphError(f"{self.kind}: got no input.")
+        if any(s != xs[0] for s in xs):
+            raise GraphError(f"{self.kind}: got inputs of shapes {', '.join(map(str, xs))}, expected equal shapes.")
+        return xs[0]
+
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        return dict(tensor_loops(xs[0]))
+
+    def attrs(self) -> tuple[tuple[str, object], ...]:
+        return ()
+
+    def _kernel(self, name: str, xs: Sequence[Shape], reads: Sequence[Operand], writes: str, **more: object) -> Kernel:
+        attrs = (*self.attrs(), *more.items())
+        y = Operand(writes, plain(xs[0]))
+        return Kernel(name, tensor_loops(xs[0]), tuple(reads), (y,), attrs, prod(xs[0]) * max(1, len(reads) - 1))
+
+
+@dataclass(frozen=True)
+class _Activation(Pointwise):
+    """y = f(x), whose gradient is a function of y and dy (so x need not be kept)."""
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return (self._kernel(f"{self.kind}_forward", xs, (x(xs[0]),), "y"),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        reads = (Operand("y", plain(xs[0])), Operand("dy", plain(xs[0])))
+        return (self._kernel(f"{self.kind}_backward", xs, reads, "dx0"),)
+
+
+@dataclass(frozen=True)
+class Relu(_Activation):
+    """max(x, 0)."""
+
+    kind: ClassVar[str] = "relu"
+
+
+@dataclass(frozen=True)
+class LeakyRelu(_Activation):
+    """x where x > 0, slope * x elsewhere."""
+
+    slope: float = 0.01
+    kind: ClassVar[str] = "leaky_relu"
+
+    def attrs(self) -> tuple[tuple[str, object], ...]:
+        return (("slope", self.slope),)
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Activation):
+    """1 / (1 + exp(-x))."""
+
+    kind: ClassVar[str] = "sigmoid"
+
+
+@dataclass(frozen=True)
+class Add(Pointwise):
+    """Sum of the inputs; dy passes to each unchanged."""
+
+    kind: ClassVar[str] = "add"
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return (self._kernel("add", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        dy = Operand("dy", plain(xs[0]))
+        ins = range(len(xs))
+        return tuple(self._kernel("identity", xs, (dy,), f"dx{i}") for i in ins if f"dx{i}" in wanted)
+
+
+@dataclass(frozen=True)
+class Multiply(Pointwise):
+    """Product of the inputs."""
+
+    kind: ClassVar[str] = "multiply"
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return (self._kernel("multiply", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        reads = (Operand("dy", plain(xs[0])), *(x(s, i) for i, s in enumerate(xs)))
+        ins = range(len(xs))
+        return tuple(self._kernel("multiply_backward", xs, reads, f"dx{i}", i=i) for i in ins if f"dx{i}" in wanted)
+
+
+@dataclass(frozen=True)
+class Dropout(Pointwise):
+    """Zero each element with probability ``rate`` and scale the rest by 1/(1-rate); the mask depends on the global index only."""
+
+    rate: float = 0.5
+    kind: ClassVar[str] = "dropout"
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        if not 0 <= self.rate < 1:
+            raise GraphError(f"dropout: rate={self.rate} must lie in [0, 1).")
+        return super().infer(xs)
+
+    def attrs(self) -> tuple[tuple[str, object], ...]:
+        return (("rate", self.rate),)
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return (self._kernel("dropout" if training else "identity", xs, (x(xs[0]),), "y"),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        return (self._kernel("dropout", xs, (Operand("dy", plain(xs[0])),), "dx0"),)
