@@ -1,0 +1,94 @@
+# lbpar on a fresh machine: Python 3.11+ and make are enough.
+#
+#   make train              a first training run on 4 ranks
+#   make test               linters, MPI tests on 2, 3 and 4 ranks, all serial tests
+#   make test MPI=mpich     the same with MPICH instead of Open MPI (another virtual environment)
+#   make PYTHON=python3.13  another Python
+
+MPI    ?= openmpi
+PYTHON ?= python3
+RANKS  ?= 2 3 4
+PYTEST ?=
+
+ifeq ($(MPI),openmpi)
+  VENV ?= .venv
+  MPI_EXTRA := mpi
+else ifeq ($(MPI),mpich)
+  VENV ?= .venv-mpich
+  MPI_EXTRA := mpich
+else ifneq ($(MPI),)
+  $(error MPI=$(MPI): expected openmpi or mpich; for a cluster's own MPI see docs/mpi.md)
+endif
+
+BIN    := $(VENV)/bin
+PY     := $(CURDIR)/$(BIN)/python
+MPIRUN := $(BIN)/mpirun
+META   := setup.cfg setup.py pyproject.toml
+
+# Root and more ranks than cores: Open MPI asks to be told (docs/mpi.md). One thread per rank keeps 2 cores usable.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help train test lint test-mpi test-serial format wheel clean
+
+help:  ## this text
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+train: $(VENV)/.train data/digits.h5  ## train a small network on real digits, 4 ranks
+	$(ONE_THREAD) $(MPIRUN) -n 4 $(PY) -m lbpar.train --config jobs/digits.yaml $(ARGS)
+
+# The serial tests come last, so that the last lines are pytest's summary of them.
+test: lint test-mpi test-serial  ## everything that CI runs
+
+lint: $(VENV)/.test  ## ruff, mypy, import floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test-mpi: $(VENV)/.test  ## the MPI tests on RANKS="2 3 4"
+	@set -e; for n in $(RANKS); do \
+	    echo "== MPI tests on $$n ranks ($(MPI))"; \
+	    $(ONE_THREAD) $(MPIRUN) -n $$n $(PY) -m mpi4py -m pytest -p tests.util.rank_output --only-mpi -q tests/mpi $(PYTEST); \
+	done; echo "== lint and MPI tests on $(RANKS) ranks ($(MPI)): passed"
+
+test-serial: $(VENV)/.test  ## all serial tests; PYTEST="-m 'not slow' -k name" narrows
+	$(ONE_THREAD) $(PY) -m pytest -q $(PYTEST)
+
+format: $(VENV)/.test  ## rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.made  ## build a wheel into dist/
+	$(PY) -m pip wheel --no-deps -w dist .
+
+clean:  ## remove what make made, except data and runs
+	rm -rf .venv .venv-mpich build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+data/digits.h5: | $(VENV)/.train
+	$(PY) -m lbpar.data make digits --out $@
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "lbpar needs Python 3.11 or newer, found no '$(PYTHON)'. Install it, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lbpar needs Python 3.11 or newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu it needs the package python3-venv."; exit 1; }
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.made $(META)
+	$(PY) -m pip install -q -e '.[$(MPI_EXTRA),digits]'
+	$(PY) -m pip install -q -e '.[onednn]' || echo "No oneDNN for this machine: the NumPy engine serves instead."
+	$(PY) -m lbpar.mpi_setup
+	@touch $@
+
+# PyTorch is only an oracle. Its CPU build is taken where pip finds one; the default build, many times larger, only in CI.
+$(VENV)/.test: $(VENV)/.train
+	$(PY) -m pip install -q -e '.[$(MPI_EXTRA),test]'
+	@$(PY) -m pip install -q 'torch==2.13.0+cpu' 2>/dev/null \
+	    || { test -n "$$CI" && $(PY) -m pip install -q 'torch==2.13.0'; } \
+	    || echo "No CPU build of PyTorch found: tests against it are skipped. To run them: $(BIN)/pip install torch==2.13.0"
+	@touch $@

@@ -1,0 +1,75 @@
+"""`lbpar COMMAND ...`: the same as `python -m lbpar.COMMAND ...`.
+
+Commands are found by name and loaded only when asked for, so `lbpar --version` imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import runpy
+import sys
+
+from lbpar import __version__
+
+COMMANDS: dict[str, str] = {
+    "train": "train a network: mpirun -n 4 lbpar train --config run.yaml",
+    "plan": "choose or explain the grid of every layer, without MPI",
+    "verify": "compare one step on P ranks with the same step on one",
+    "calibrate": "measure this machine: links and kernels",
+    "study": "strong and weak scaling studies",
+    "data": "make, convert and describe datasets",
+    "selftest": "check that the engines of this installation work",
+    "mpi_setup": "let this virtual environment's mpirun oversubscribe and run as root",
+}
+
+
+def usage() -> str:
+    """Text of `lbpar --help`."""
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return f"usage: lbpar COMMAND [options]\n\n{rows}\n\n`lbpar COMMAND --help` lists a command's options."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        Arguments after the program's name; default ``sys.argv[1:]``.
+
+    Returns
+    -------
+    int
+        Exit code: 0, or 2 for a command line that names no command. The command's own exit passes through.
+    """
+    args = sys.argv[1:] if argv is None else argv
+    if not args:
+        print(usage(), file=sys.stderr)
+        return 2
+    name, rest = args[0], args[1:]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"lbpar {__version__}")
+        return 0
+    command = name.replace("-", "_")
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"expected one of: {', '.join(COMMANDS)}."
+        print(f"lbpar: unknown command `{name}`; {hint}", file=sys.stderr)
+        return 2
+    module = f"lbpar.{command}"
+    if importlib.util.find_spec(module) is None:
+        print(f"lbpar: `{name}` is not part of lbpar {__version__}.", file=sys.stderr)
+        return 2
+    # sys.argv[0] stays what the user typed: argparse prints it in usage lines.
+    sys.argv = [f"lbpar {name}", *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The floors of the house, read from the sources: a room imports only from rooms below it.
+
+The import-linter contract in setup.cfg says the same; this one needs nothing installed and also sees imports that are
+hidden inside functions.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "lbpar"
+FLOORS = ["errors", "config", "graph", "layout", "program", "cost", "plan", "engine", "transport", "data", "train"]
+FORBIDDEN = {
+    **{room: {"mpi4py", "cupy"} for room in ["errors", "config", "graph", "layout", "program", "cost", "plan"]},
+    "engine": {"mpi4py", *(f"lbpar.{room}" for room in ["graph", "layout", "program", "cost", "plan"])},
+    "transport": {f"lbpar.{room}" for room in ["graph", "program", "cost", "plan", "engine"]},
+    "data": {f"lbpar.{room}" for room in ["graph", "program", "cost", "plan", "engine"]},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of all modules that a file imports, ``from lbpar import x`` counted as ``lbpar.x``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full (from lbpar.room.module import name)"
+            found |= {f"lbpar.{a.name}" for a in node.names} if node.module == "lbpar" else {node.module or ""}
+    return found
+
+
+def files(room: str) -> list[Path]:
+    single = ROOT / f"{room}.py"
+    return [single] if single.is_file() else sorted((ROOT / room).rglob("*.py"))
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_room_imports_only_from_lower_floors(room: str) -> None:
+    higher = {f"lbpar.{r}" for r in [*FLOORS[FLOORS.index(room) + 1 :], "study", "verify", "cli"]}
+    for path in files(room):
+        for name in imports(path):
+            wrong = [p for p in higher | FORBIDDEN.get(room, set()) if inside(name, p)]
+            assert not wrong, f"{path.relative_to(ROOT.parent)} imports {name}, which {room} may not know"
+
+
+def test_rooms_import_from_the_defining_module() -> None:
+    """Package roots are for users; inside the library they are the main source of import cycles."""
+    roots = {f"lbpar.{p.parent.name}" for p in ROOT.glob("*/__init__.py")}
+    for path in ROOT.rglob("*.py"):
+        if path.name != "__init__.py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and node.module in roots:
+                    for alias in node.names:
+                        module = ROOT.parent.joinpath(*node.module.split("."), alias.name)
+                        known = module.with_suffix(".py").is_file() or module.is_dir()
+                        assert known, f"{path}:{node.lineno}: import {alias.name} from the module that defines it"
+
+
+def test_the_walk_sees_hidden_imports(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text(
+        "def f():\n    import mpi4py.MPI\n    from lbpar.plan.search import best\n    from lbpar import cost\n"
+    )
+    assert imports(source) == {"mpi4py.MPI", "lbpar.plan.search", "lbpar.cost"}

@@ -1,0 +1,64 @@
+"""What a stranger gets: `pip install .` from a clean clone, and a wheel, both with the kernel sources inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import lbpar
+
+ROOT = Path(__file__).parents[1]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def call(*args: str | Path, cwd: Path, **env: str) -> str:
+    done = subprocess.run(args, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{args}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean clone of the last commit."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("the sources are not a git repository")
+    where = tmp_path_factory.mktemp("clone") / "lbpar"
+    call("git", "-c", "safe.directory=*", "clone", "-q", ROOT, where, cwd=ROOT)
+    return where
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    call(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, ".", cwd=clone)
+    (made,) = out.glob("lbpar-*.whl")
+    return made
+
+
+def test_wheel_holds_all_modules_and_kernels_and_nothing_else(clone: Path, wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(p.relative_to(clone)) for p in (clone / "lbpar").rglob("*.py")}
+    kernels = {f"lbpar/kernels/{p.name}" for p in (clone / "kernels").glob("*.cu*")}
+    assert "lbpar/kernels/common.cuh" in kernels
+    assert modules | kernels | {"lbpar/py.typed"} <= names
+    assert {name.split("/")[0] for name in names} == {"lbpar", f"lbpar-{lbpar.__version__}.dist-info"}
+
+
+@pytest.mark.parametrize("source", ["clone", "wheel"])
+def test_installs_and_finds_its_kernels(source: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    what, site = request.getfixturevalue(source), tmp_path / "site"
+    call(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, what, cwd=tmp_path)
+    code = "import lbpar, lbpar.kernel_source as k; print(lbpar.__file__, k.folder(), len(k.read('common.cuh')))"
+    package, kernels, size = call(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    assert Path(package) == site / "lbpar" / "__init__.py"
+    assert Path(kernels) == site / "lbpar" / "kernels"
+    assert int(size) == len((ROOT / "kernels" / "common.cuh").read_text())
+    assert (
+        call(site / "bin" / "lbpar", "--version", cwd=tmp_path, PYTHONPATH=str(site)).strip()
+        == f"lbpar {lbpar.__version__}"
+    )
