@@ -1,0 +1,28 @@
+"""Section ``engine``: what computes on each process."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lbpar.config.section import Custom, Section, is_int
+
+
+def _threads(value: Any) -> int | Literal["auto"]:
+    if value == "auto" or is_int(value, 1):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("expected auto or a whole number of at least 1")
+
+
+Threads = Annotated[int | Literal["auto"], Custom(_threads, "`auto` or whole number ≥ 1")]
+
+
+class EngineConfig(Section):
+    """What computes on each process."""
+
+    name: Literal["auto", "numpy", "onednn", "cupy"] = Field(default="auto", description="Library of kernels.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        default="float32", description="Type of activations and weights."
+    )
+    threads: Threads = Field(default="auto", description="Threads per process; auto shares the cores of a node.")

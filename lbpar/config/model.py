@@ -1,0 +1,123 @@
+"""Section ``model``: which network to train, in one of four ways."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from lbpar.config.layers import JOINS, AnyLayer
+from lbpar.config.report import nearest
+from lbpar.config.section import Count, Custom, Section, Shape, Text
+
+WAYS = {"name": "NamedModel", "onnx": "OnnxModel", "python": "PythonModel", "layers": "InlineModel"}
+
+
+class _WithOptions(Section):
+    model_config = ConfigDict(extra="allow")
+
+    classes: Count | None = Field(default=None, description="Number of classes.")
+    input: Shape | None = Field(
+        default=None, description="Shape of one sample, channels last; default: the network's own."
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything that was given besides the choice of the network: keyword arguments of its builder."""
+        given = {"classes": self.classes, "input": self.input}
+        return {n: v for n, v in given.items() if v is not None} | dict(self.model_extra or {})
+
+
+class NamedModel(_WithOptions):
+    """A network that lbpar knows by name; further fields (such as ``width``) go to its builder."""
+
+    name: Text = Field(description="Name of a network, such as `resnet18`.")
+
+
+def _function(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value):
+        return value
+    raise ValueError("expected package.module:function")
+
+
+class PythonModel(_WithOptions):
+    """A function of yours that builds a graph; further fields are its keyword arguments."""
+
+    python: Annotated[str, Custom(_function, "`package.module:function`")] = Field(
+        description="The function, as `package.module:function`."
+    )
+
+
+class OnnxModel(Section):
+    """A network in an ONNX file."""
+
+    onnx: Text = Field(description="Path of the file.")
+    input: Shape | None = Field(
+        default=None, description="Shape of one sample, channels last, where the file leaves it open."
+    )
+
+
+class InlineModel(Section):
+    """A network written layer by layer."""
+
+    input: Shape = Field(description="Shape of one sample, channels last.")
+    layers: tuple[AnyLayer, ...] = Field(min_length=1, description="The layers, in order.")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> InlineModel:
+        self.resolved()
+        return self
+
+    def resolved(self) -> list[tuple[str, tuple[str, ...], AnyLayer]]:
+        """Return each layer with its final name and the names of its inputs.
+
+        Unnamed layers are called ``<op><n>``, n counting the layers of that op from 1; ``input`` is the input.
+        """
+        counts: dict[str, int] = {}
+        taken = {layer.name for layer in self.layers}
+        known, out = ["input"], []
+        for i, layer in enumerate(self.layers):
+            kind = layer.kind
+            counts[kind] = counts.get(kind, 0) + 1
+            name = layer.name
+            while name is None or (layer.name is None and name in taken):
+                name = f"{kind}{counts[kind]}"
+                if name in taken:
+                    counts[kind] += 1
+            where = f"layers[{i}] ({kind} '{name}')"
+            if name in known:
+                raise ValueError(f"{where}: the name '{name}' is already taken; names must differ")
+            sources = layer.sources or (known[-1],)
+            for s in sources:
+                if s not in known:
+                    raise ValueError(
+                        f"{where}: from: got '{s}', {nearest(s, known)}expected an earlier layer: {', '.join(known)}"
+                    )
+            if kind in JOINS and len(sources) < 2:
+                raise ValueError(f"{where}: got {len(sources)} input, expected two or more in 'from', as in [a, b]")
+            if kind not in JOINS and len(sources) > 1:
+                raise ValueError(f"{where}: got {len(sources)} inputs in 'from', expected one; use add or concat")
+            known.append(name)
+            out.append((name, sources, layer))
+        return out
+
+
+def _choose(data: Any) -> str | None:
+    if isinstance(data, Section):
+        return type(data).__name__
+    given = [w for w in WAYS if isinstance(data, dict) and w in data]
+    return WAYS[given[0]] if len(given) == 1 else None
+
+
+AnyModel = Annotated[
+    Annotated[NamedModel, Tag("NamedModel")]
+    | Annotated[PythonModel, Tag("PythonModel")]
+    | Annotated[OnnxModel, Tag("OnnxModel")]
+    | Annotated[InlineModel, Tag("InlineModel")],
+    Discriminator(
+        _choose,
+        custom_error_type="model_choice",
+        custom_error_message=f"exactly one of {', '.join(WAYS)}, as in name: resnet18",
+    ),
+]

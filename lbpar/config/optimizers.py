@@ -1,0 +1,110 @@
+"""Fields ``train.optimizer`` and ``train.schedule``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lbpar.config.section import Count, Flag, Fraction, NonNegative, Number, Positive, Section
+
+
+class _Optimizer(Section):
+    lr: Positive = Field(description="Learning rate after warm-up.")
+    weight_decay: NonNegative = Field(default=0.0, description="Factor of the L2 term (decoupled in adamw, lamb).")
+
+
+class Sgd(_Optimizer):
+    """Gradient descent with momentum, as PyTorch's `SGD`."""
+
+    name: Literal["sgd"]
+    momentum: Fraction = Field(default=0.0, description="Factor of the running gradient.")
+    nesterov: Flag = Field(default=False, description="Nesterov's form of momentum.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Sgd:
+        if self.nesterov and not self.momentum:
+            raise ValueError("got nesterov without momentum, expected momentum above 0")
+        return self
+
+
+class _Adaptive(_Optimizer):
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
+    eps: Positive = Field(default=1e-8, description="Added to the denominator.")
+
+
+class Adam(_Adaptive):
+    """Adam, weight decay added to the gradient, as PyTorch's `Adam`."""
+
+    name: Literal["adam"]
+
+
+class AdamW(_Adaptive):
+    """Adam with decoupled weight decay, as PyTorch's `AdamW`."""
+
+    name: Literal["adamw"]
+
+
+class Lars(_Optimizer):
+    """Layer-wise adaptive rate scaling: SGD whose step is scaled by ‖w‖ / ‖dw‖ of each tensor."""
+
+    name: Literal["lars"]
+    momentum: Fraction = Field(default=0.9, description="Factor of the running gradient.")
+    trust: Positive = Field(default=0.001, description="Trust coefficient η.")
+    eps: NonNegative = Field(default=1e-8, description="Added to the denominator of the ratio.")
+
+
+class Lamb(_Adaptive):
+    """Adam whose step is scaled by ‖w‖ / ‖step‖ of each tensor."""
+
+    name: Literal["lamb"]
+    eps: Positive = Field(default=1e-6, description="Added to the denominator.")
+
+
+AnyOptimizer = Annotated[Sgd | Adam | AdamW | Lars | Lamb, Field(discriminator="name")]
+
+
+class _Schedule(Section):
+    warmup_epochs: NonNegative = Field(
+        default=0.0, description="Epochs over which the rate rises linearly; may be a fraction."
+    )
+    warmup_start: NonNegative = Field(default=0.0, le=1, description="Part of the rate at which warm-up starts.")
+
+
+class Constant(_Schedule):
+    """The same rate throughout."""
+
+    name: Literal["constant"]
+
+
+class Step(_Schedule):
+    """The rate times `gamma` at given epochs."""
+
+    name: Literal["step"]
+    every_epochs: Count | None = Field(default=None, description="Multiply each time so many epochs have passed.")
+    milestones: tuple[Count, ...] | None = Field(default=None, description="Or: multiply at these epochs.")
+    gamma: Positive = Field(default=0.1, description="The factor.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Step:
+        if (self.every_epochs is None) == (self.milestones is None):
+            raise ValueError("expected exactly one of every_epochs and milestones")
+        return self
+
+
+class Cosine(_Schedule):
+    """Half a cosine from the rate down to `end_lr` at the last step."""
+
+    name: Literal["cosine"]
+    end_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
+
+
+class Polynomial(_Schedule):
+    """From the rate down to `end_lr` at the last step, as (1 - t)^power."""
+
+    name: Literal["polynomial"]
+    power: Number = Field(default=1.0, gt=0, description="The exponent.")
+    end_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
+
+
+AnySchedule = Annotated[Constant | Step | Cosine | Polynomial, Field(discriminator="name")]

@@ -1,0 +1,53 @@
+"""Section ``parallel``: how processes are arranged, for all layers and for single ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lbpar.config.report import nearest
+from lbpar.config.section import Bytes, Count, Custom, Section, is_int
+
+STRATEGIES = ("auto", "data", "spatial", "filter", "channel", "stationary-w", "owt")
+LOOPS = ("N", "C", "F", "D", "H", "W", "G")
+Loop = Literal["N", "C", "F", "D", "H", "W", "G"]
+
+
+def _strategy(value: Any) -> str:
+    names = ", ".join(STRATEGIES)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected one of {names}, or the path of a plan file (.yaml, .json)")
+    if value in STRATEGIES or value.endswith((".yaml", ".yml", ".json")):
+        return value
+    raise ValueError(f"{nearest(value, STRATEGIES)}expected one of {names}, or the path of a plan file (.yaml, .json)")
+
+
+def _ways(value: Any) -> int | tuple[int, ...]:
+    if is_int(value, 1):
+        return int(value)
+    if isinstance(value, (list, tuple)) and all(is_int(v, 0) for v in value) and len(set(value)) == len(value):
+        return tuple(value)
+    raise ValueError("expected a number of ways of at least 1, or a list of different grid axes, as in [0, 2]")
+
+
+Ways = Annotated[int | tuple[int, ...], Custom(_ways, "number of ways, or a list of grid axes")]
+Strategy = Annotated[str, Custom(_strategy, ", ".join(f"`{s}`" for s in STRATEGIES) + ", or the path of a plan file")]
+
+
+class ParallelConfig(Section):
+    """How processes are arranged."""
+
+    strategy: Strategy = Field(default="auto", description="Chosen by cost, a named strategy, or a plan file.")
+    memory: Bytes | None = Field(
+        default=None, description="What one process may use; plans that need more are left out."
+    )
+    procs: Count | None = Field(default=None, description="Processes to plan for; default: as many as were started.")
+    layers: dict[str, dict[Loop, Ways]] = Field(
+        default={}, description="Exceptions per layer: loop → ways (or list of grid axes). Loops: N C F D H W G."
+    )
+
+    @property
+    def plan_file(self) -> str | None:
+        """Path of the plan file, where the strategy is one."""
+        return None if self.strategy in STRATEGIES else self.strategy

@@ -1,0 +1,35 @@
+"""Section ``run``: what a run leaves behind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lbpar.config.section import Count, Flag, Section, Text
+
+
+class Checkpoint(Section):
+    """When to save."""
+
+    every_epochs: Count = Field(default=1, description="After every so many epochs, and after the last.")
+    keep: Count = Field(default=3, description="How many of the latest to keep.")
+
+
+class Metrics(Section):
+    """Further forms of the metrics; `metrics.jsonl` is always written."""
+
+    csv: Flag = Field(default=False, description="Also `metrics.csv`.")
+    tensorboard: Flag = Field(default=False, description="Also TensorBoard event files.")
+
+
+class OutputConfig(Section):
+    """What a run leaves behind."""
+
+    out: Text = Field(default="runs/default", description="Directory of the run.")
+    checkpoint: Checkpoint | None = Field(default=Checkpoint(), description="When to save; `null` saves nothing.")
+    trace: Flag = Field(default=False, description="Write what each rank did when, as a timeline.")
+    progress: Literal["auto", "bar", "lines", "none"] = Field(
+        default="auto", description="Auto: a bar on a terminal, else lines."
+    )
+    metrics: Metrics = Field(default=Metrics(), description="Forms of the metrics.")

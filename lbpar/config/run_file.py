@@ -1,0 +1,64 @@
+"""The run file: everything a training run needs to know.
+
+config = load_run_file("run.yaml", ["train.epochs=3"])
+config.train.optimizer.lr
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from lbpar.config.data import DataConfig
+from lbpar.config.engine import EngineConfig
+from lbpar.config.model import AnyModel
+from lbpar.config.overrides import apply_overrides
+from lbpar.config.parallel import ParallelConfig
+from lbpar.config.report import check
+from lbpar.config.run import OutputConfig
+from lbpar.config.section import Section, Text
+from lbpar.config.training import TrainConfig
+from lbpar.config.yaml_text import dump_yaml, parse_yaml, read_yaml
+
+
+class RunConfig(Section):
+    """A run file."""
+
+    model: AnyModel = Field(description="Which network.")
+    data: DataConfig = Field(default=DataConfig(), description="Where samples come from.")
+    train: TrainConfig = Field(description="How to train.")
+    parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes are arranged.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
+    machine: Text = Field(default="auto", description="`auto`, or a file written by `lbpar.calibrate`.")
+    run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
+
+
+def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A YAML (or JSON) file.
+    overrides : sequence of str
+        ``field.path=value`` each, as given to ``--set``; see `lbpar.config.overrides.apply_overrides`.
+
+    Raises
+    ------
+    ConfigError
+        One message that names the file, and per mistake the field, what was given and what is allowed.
+    """
+    data = apply_overrides(read_yaml(path, "run file"), overrides)
+    return check(RunConfig, data, f"{path} with --set" if overrides else str(path))
+
+
+def parse_run(text: str, overrides: Sequence[str] = (), source: str = "run") -> RunConfig:
+    """Read a run file from text; like `load_run_file` otherwise."""
+    return check(RunConfig, apply_overrides(parse_yaml(text, source), overrides), source)
+
+
+def dump(config: RunConfig) -> str:
+    """Write a run file with every field, defaults included, as YAML that loads to an equal configuration."""
+    return dump_yaml(config.model_dump(mode="json", by_alias=True))

@@ -1,0 +1,145 @@
+"""The base of every section of a run file, and the value types that sections share.
+
+A section is frozen, refuses unknown fields and documents each field; `lbpar.config.reference` prints those texts.
+Numbers are strict: ``epochs: "3"`` and ``epochs: true`` are mistakes, not the number one would guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+
+class Section(BaseModel):
+    """A block of named fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _remember(cls, data: Any, info: ValidationInfo) -> Any:
+        # Unknown fields are reported by path only; the report finds here which section the path belongs to.
+        if isinstance(info.context, dict) and isinstance(data, dict):
+            info.context[id(data)] = cls
+        return data
+
+    @classmethod
+    def known_fields(cls) -> list[str]:
+        """Names of the fields as written in a file."""
+        return [f.alias or name for name, f in cls.model_fields.items()]
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Annotation: a type whose values one function checks and brings to one form.
+
+    Parameters
+    ----------
+    check : callable
+        Gets what the file says, returns the value or raises ValueError with "expected ...".
+    shown : str
+        How the reference describes the values.
+    """
+
+    check: Callable[[Any], Any]
+    shown: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+Int = Annotated[int, Strict()]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Natural = Annotated[int, Strict(), Field(ge=0)]
+Flag = Annotated[bool, Strict()]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Positive = Annotated[float, Strict(), AllowInfNan(False), Field(gt=0)]
+NonNegative = Annotated[float, Strict(), AllowInfNan(False), Field(ge=0)]
+Fraction = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Text = Annotated[str, Strict(), Field(min_length=1)]
+
+
+def is_int(value: Any, least: int) -> bool:
+    """Whether a value is a whole number (not a boolean) of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
+    def check(value: Any) -> int | tuple[int, ...]:
+        if is_int(value, least):
+            return int(value)
+        if isinstance(value, (list, tuple)) and value and all(is_int(v, least) for v in value):
+            return tuple(value)
+        raise ValueError(f"expected a whole number of at least {least}, or a list of them, one per spatial dimension")
+
+    return check
+
+
+Sizes = Annotated[
+    int | tuple[int, ...], Custom(_per_dim(1), "whole number ≥ 1, or a list of them, one per spatial dimension")
+]
+
+Pads = int | tuple[int | tuple[int, int], ...]
+
+
+def _pad(value: Any) -> Pads:
+    if is_int(value, 0):
+        return int(value)
+    if isinstance(value, (list, tuple)) and value:
+        out: list[int | tuple[int, int]] = []
+        for v in value:
+            if is_int(v, 0):
+                out.append(v)
+            elif isinstance(v, (list, tuple)) and len(v) == 2 and all(is_int(e, 0) for e in v):
+                out.append((v[0], v[1]))
+            else:
+                break
+        else:
+            return tuple(out)
+    raise ValueError(
+        "expected a whole number of at least 0, or a list with one entry per spatial dimension, "
+        "each a whole number or [before, after]"
+    )
+
+
+Pad = Annotated[Pads, Custom(_pad, "whole number ≥ 0, or a list per spatial dimension of numbers or [before, after]")]
+Naturals = Annotated[
+    int | tuple[int, ...], Custom(_per_dim(0), "whole number ≥ 0, or a list of them, one per spatial dimension")
+]
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (list, tuple)) and 1 <= len(value) <= 4 and all(is_int(v, 1) for v in value):
+        return tuple(value)
+    raise ValueError("expected the shape of one sample without the batch: [C], [W, C], [H, W, C] or [D, H, W, C]")
+
+
+Shape = Annotated[tuple[int, ...], Custom(_shape, "[C], [W, C], [H, W, C] or [D, H, W, C]")]
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGTP")}
+_UNITS |= {f"{p}IB": 1024 ** (i + 1) for i, p in enumerate("KMGTP")}
+
+
+def parse_bytes(value: Any) -> int:
+    """Read an amount of memory, in bytes: ``16GB`` (10⁹), ``16GiB`` (2³⁰), ``512 MB`` or a whole number.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+    """
+    if is_int(value, 0):
+        return int(value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    if match and match[2].upper() in _UNITS:
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    raise ValueError("expected an amount of memory such as 16GB, 16GiB, 512MB or a number of bytes")
+
+
+Bytes = Annotated[int, Custom(parse_bytes, "bytes: `16GB` (10⁹), `16GiB` (2³⁰) or a whole number")]

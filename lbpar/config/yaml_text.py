@@ -1,0 +1,114 @@
+"""Read YAML as people mean it: duplicate keys are refused, ``5e-4`` is a number, ``no`` and ``on`` are words.
+
+PyYAML follows YAML 1.1; the resolvers here are those of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from lbpar.config.report import shorten
+from lbpar.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, (str, int, float, bool, type(None))):
+                raise _Refused(line, f"a field name may not be {shorten(key)}")
+            if key in seen:
+                raise _Refused(line, f"field {key!r} is given twice (first on line {seen[key]}); keep one")
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Refused(Exception):
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(f"line {line}: {text}")
+
+
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_BOOL = re.compile("^(true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("^(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile("^<<$"), ["<"])
+
+
+def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 16) if text.startswith("0x") else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse one YAML document.
+
+    Raises
+    ------
+    ConfigError
+        Syntax error or duplicate key, with the line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{source}: {where}not valid YAML: {e.problem or e.context}.") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(e).split())}.") from None
+    except _Refused as e:
+        raise ConfigError(f"{source}: {e}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: not valid YAML: nested too deeply.") from None
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(f"{source}: not valid YAML: {e}.") from None
+
+
+def read_yaml(path: str | Path, what: str) -> Any:
+    """Read and parse a YAML (or JSON) file; ``what`` names its role in messages, as in ``run file``.
+
+    Raises
+    ------
+    ConfigError
+        Missing or unreadable file, or what `parse_yaml` refuses.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such {what}; give the path of an existing YAML file.") from None
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not text in UTF-8"
+        raise ConfigError(f"{path}: cannot read this {what}: {reason}.") from None
+    return parse_yaml(text, str(path))
+
+
+def dump_yaml(data: Any) -> str:
+    """Write plain data as YAML text that `parse_yaml` reads back; short lists stay on one line."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader above would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# A text such as "5e-4" is a number to the loader above; the dumper must know that to quote it.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
