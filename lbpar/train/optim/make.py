@@ -1,0 +1,55 @@
+"""Optimizers by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from lbpar.errors import ConfigError
+from lbpar.train.fields import as_fields, choose
+from lbpar.train.optim.adam import Adam, AdamW
+from lbpar.train.optim.base import Optimizer
+from lbpar.train.optim.groups import Group, undecayed
+from lbpar.train.optim.lamb import LAMB
+from lbpar.train.optim.lars import LARS
+from lbpar.train.optim.sgd import SGD
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, AdamW, LARS, LAMB)}
+
+
+def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None) -> Optimizer:
+    """Build the optimizer that a run file names.
+
+    Parameters
+    ----------
+    config : mapping, dataclass instance or pydantic model
+        ``name`` (default sgd), arguments of that optimizer's constructor (None stands for its default),
+        ``decay_norm_and_bias`` (false: no weight decay and no trust ratio for biases and for the scales and shifts of
+        normalisation), and ``groups`` (kind -> fields of `Group`), which wins over it.
+    kinds : mapping from parameter name to "weight", "bias" or "norm", optional
+        See `Optimizer`.
+
+    Raises
+    ------
+    ConfigError
+        Unknown optimizer or field (with the nearest name), or a value out of range.
+    """
+    fields = as_fields(config)
+    name = choose("optimizer", "name", str(fields.pop("name", SGD.name)).lower(), OPTIMIZERS)
+    groups = {} if fields.pop("decay_norm_and_bias", True) else undecayed()
+    for kind, exceptions in fields.pop("groups", {}).items():
+        groups[kind] = exceptions if isinstance(exceptions, Group) else _group(as_fields(exceptions))
+    cls = OPTIMIZERS[name]
+    allowed = [p for p in inspect.signature(cls).parameters if p not in ("kinds", "groups")]
+    for field in fields:
+        choose(f"optimizer {name}", "field", field, allowed)
+    if "lr" not in fields and inspect.signature(cls).parameters["lr"].default is inspect.Parameter.empty:
+        raise ConfigError(f"optimizer {name}: no learning rate given, expected for example 'lr: 0.1'.")
+    return cls(**fields, kinds=kinds, groups=groups)
+
+
+def _group(fields: dict[str, Any]) -> Group:
+    for field in fields:
+        choose("parameter group", "field", field, list(Group.__dataclass_fields__))
+    return Group(**fields)
