@@ -1,0 +1,114 @@
+"""Random numbers by global index: each is a pure function of a key and an index, however the array is split.
+
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): ten rounds of
+multiplications turn a counter (here the index) and a 64-bit key into 128 random bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float64]
+
+MASK32 = np.uint64(0xFFFFFFFF)
+MASK64 = (1 << 64) - 1
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+BLOCK = 1 << 13  # indices worked on at a time: the rounds' temporaries stay in a core's own cache
+FOLD_DOMAIN = 1  # last counter word of `fold`, so that sub-keys never coincide with numbers drawn by index
+
+
+def philox4x32(counter: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+    """Philox4x32-10.
+
+    Parameters
+    ----------
+    counter : uint64 (4, n), each element a 32-bit word
+    key : 64-bit integer, low word first
+
+    Returns
+    -------
+    uint64 (4, n), each element a 32-bit word
+    """
+    a, b, c, d = counter
+    low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    for _ in range(ROUNDS):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b = (second >> np.uint64(32)) ^ b ^ np.uint64(low), second & MASK32
+        c, d = (first >> np.uint64(32)) ^ d ^ np.uint64(high), first & MASK32
+        low, high = (low + KEY_STEPS[0]) & 0xFFFFFFFF, (high + KEY_STEPS[1]) & 0xFFFFFFFF
+    return np.stack([a, b, c, d])
+
+
+def fold(key: int, *values: int) -> int:
+    """Derive a 64-bit sub-key: ``fold(seed, layer, step)``.
+
+    The order of the values matters, and ``fold(fold(k, a), b) == fold(k, a, b)``. Values are taken modulo 2**64.
+    """
+    for value in values:
+        value &= MASK64
+        counter = np.array([[value & 0xFFFFFFFF], [value >> 32], [0], [FOLD_DOMAIN]], dtype=np.uint64)
+        words = philox4x32(counter, key)
+        key = int(words[0, 0]) | int(words[1, 0]) << 32
+    return key & MASK64
+
+
+def bits(key: int, index: npt.ArrayLike) -> Words:
+    """128 random bits per index.
+
+    Parameters
+    ----------
+    key : 64-bit integer
+    index : integers, any shape, not negative
+
+    Returns
+    -------
+    uint32 (*index.shape, 4)
+    """
+    flat = _flat(index)
+    result = np.empty((flat.size, 4), dtype=np.uint32)
+    for start in range(0, flat.size, BLOCK):
+        result[start : start + BLOCK] = _words(key, flat[start : start + BLOCK]).T
+    return result.reshape(*np.shape(index), 4)
+
+
+def uniform(key: int, index: npt.ArrayLike) -> Floats:
+    """Uniform in the open interval (0, 1), 52 bits fine, float64 in index's shape.
+
+    `uniform` and `normal` of one key draw on the same bits: fold a key for each purpose.
+    """
+    flat = _flat(index)
+    result = np.empty(flat.size)
+    for start in range(0, flat.size, BLOCK):
+        words = _words(key, flat[start : start + BLOCK])
+        result[start : start + BLOCK] = _open_interval(words[0], words[1])
+    return result.reshape(np.shape(index))
+
+
+def normal(key: int, index: npt.ArrayLike) -> Floats:
+    """Standard normal (Box-Muller, one number per index), float64 in index's shape."""
+    flat = _flat(index)
+    result = np.empty(flat.size)
+    for start in range(0, flat.size, BLOCK):
+        words = _words(key, flat[start : start + BLOCK])
+        radius = np.sqrt(-2.0 * np.log(_open_interval(words[0], words[1])))
+        result[start : start + BLOCK] = radius * np.cos(2 * np.pi * _open_interval(words[2], words[3]))
+    return result.reshape(np.shape(index))
+
+
+def _flat(index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(index, dtype=np.int64).reshape(-1).view(np.uint64)
+
+
+def _words(key: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    zero = np.zeros_like(index)
+    return philox4x32(np.stack([index & MASK32, index >> np.uint64(32), zero, zero]), key)
+
+
+def _open_interval(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> Floats:
+    """26 bits of each word; the half keeps 0 and 1 out and still fits a float64's 53 bits."""
+    whole = (high >> np.uint64(6)) << np.uint64(26) | low >> np.uint64(6)
+    return (whole.astype(np.float64) + 0.5) * 2.0**-52

@@ -1,0 +1,60 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+
+import numpy.typing as npt
+
+from lbpar.engine.base import Engine
+from lbpar.errors import ConfigError, EngineError
+
+log = logging.getLogger(__name__)
+
+NAMES = ("auto", "numpy", "onednn")
+
+
+def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: int | None = None) -> Engine:
+    """Make an engine.
+
+    Parameters
+    ----------
+    name : "numpy", "onednn" or "auto"
+        auto takes onednn where its library loads, else numpy, and logs one line that says so.
+    dtype : element type of activations and weights
+    threads : threads for kernels; None leaves the library's default
+
+    Raises
+    ------
+    ConfigError
+        Unknown name.
+    EngineError
+        The named engine's library is missing or unusable.
+    """
+    from lbpar.engine.numpy_engine import NumpyEngine
+
+    if name == "numpy":
+        return NumpyEngine(dtype, threads)
+    if name == "onednn":
+        return _onednn(dtype, threads)
+    if name == "auto":
+        try:
+            return _onednn(dtype, threads)
+        except EngineError as error:
+            log.warning("engine: numpy, because onednn cannot be used (%s)", error)
+            return NumpyEngine(dtype, threads)
+    near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")
+
+
+def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
+    # The library is large and may be missing: load it only when this engine is asked for.
+    try:
+        from lbpar.engine.onednn import OneDnnEngine
+    except ImportError as error:
+        raise EngineError(
+            f"engine.name: onednn cannot be loaded: {error}. Install onednn-cpu-gomp, or choose engine.name: numpy."
+        ) from error
+    return OneDnnEngine(dtype, threads)
