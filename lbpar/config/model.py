@@ -75,16 +75,11 @@ class InlineModel(Section):
         Unnamed layers are called ``<op><n>``, n counting the layers of that op from 1; ``input`` is the input.
         """
         counts: dict[str, int] = {}
-        taken = {layer.name for layer in self.layers}
         known, out = ["input"], []
         for i, layer in enumerate(self.layers):
             kind = layer.kind
             counts[kind] = counts.get(kind, 0) + 1
-            name = layer.name
-            while name is None or (layer.name is None and name in taken):
-                name = f"{kind}{counts[kind]}"
-                if name in taken:
-                    counts[kind] += 1
+            name = layer.name or f"{kind}{counts[kind]}"
             where = f"layers[{i}] ({kind} '{name}')"
             if name in known:
                 raise ValueError(f"{where}: the name '{name}' is already taken; names must differ")

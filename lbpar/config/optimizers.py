@@ -29,6 +29,7 @@ class Sgd(_Optimizer):
 
 
 class _Adaptive(_Optimizer):
+    lr: Positive = Field(default=1e-3, description="Learning rate after warm-up.")
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
     eps: Positive = Field(default=1e-8, description="Added to the denominator.")
 
@@ -43,6 +44,7 @@ class AdamW(_Adaptive):
     """Adam with decoupled weight decay, as PyTorch's `AdamW`."""
 
     name: Literal["adamw"]
+    weight_decay: NonNegative = Field(default=1e-2, description="Part of the weights taken off per unit of rate.")
 
 
 class Lars(_Optimizer):
@@ -51,7 +53,7 @@ class Lars(_Optimizer):
     name: Literal["lars"]
     momentum: Fraction = Field(default=0.9, description="Factor of the running gradient.")
     trust: Positive = Field(default=0.001, description="Trust coefficient η.")
-    eps: NonNegative = Field(default=1e-8, description="Added to the denominator of the ratio.")
+    eps: NonNegative = Field(default=0.0, description="Added to the denominator of the ratio.")
 
 
 class Lamb(_Adaptive):
@@ -68,7 +70,9 @@ class _Schedule(Section):
     warmup_epochs: NonNegative = Field(
         default=0.0, description="Epochs over which the rate rises linearly; may be a fraction."
     )
-    warmup_start: NonNegative = Field(default=0.0, le=1, description="Part of the rate at which warm-up starts.")
+    warmup_start: NonNegative | None = Field(
+        default=None, le=1, description="Part of the rate at which warm-up starts; default: one increment."
+    )
 
 
 class Constant(_Schedule):
@@ -81,30 +85,32 @@ class Step(_Schedule):
     """The rate times `gamma` at given epochs."""
 
     name: Literal["step"]
-    every_epochs: Count | None = Field(default=None, description="Multiply each time so many epochs have passed.")
-    milestones: tuple[Count, ...] | None = Field(default=None, description="Or: multiply at these epochs.")
+    every: Positive | None = Field(
+        default=None, description="Multiply each time so many epochs have passed; may be a fraction."
+    )
+    milestones: tuple[Positive, ...] | None = Field(default=None, description="Or: multiply at these epochs.")
     gamma: Positive = Field(default=0.1, description="The factor.")
 
     @model_validator(mode="after")
     def _check(self) -> Step:
         if (self.every_epochs is None) == (self.milestones is None):
-            raise ValueError("expected exactly one of every_epochs and milestones")
+            raise ValueError("expected exactly one of every and milestones")
         return self
 
 
 class Cosine(_Schedule):
-    """Half a cosine from the rate down to `end_lr` at the last step."""
+    """Half a cosine from the rate down to `min_lr` at the last step."""
 
     name: Literal["cosine"]
-    end_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
+    min_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
 
 
 class Polynomial(_Schedule):
-    """From the rate down to `end_lr` at the last step, as (1 - t)^power."""
+    """From the rate down to `min_lr` at the last step, as (1 - t)^power."""
 
     name: Literal["polynomial"]
     power: Number = Field(default=1.0, gt=0, description="The exponent.")
-    end_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
+    min_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
 
 
 AnySchedule = Annotated[Constant | Step | Cosine | Polynomial, Field(discriminator="name")]
