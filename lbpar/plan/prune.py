@@ -1,0 +1,105 @@
+"""Configurations that can be dropped without losing the optimum.
+
+``a`` makes ``b`` superfluous when, whatever the neighbours choose, replacing b by a does not raise the objective:
+
+    unary[b] - unary[a] + sum over factors of min over neighbours ( f[b, .] - f[a, .] )  >=  0
+
+(the dead-end elimination rule of side-chain placement, Goldstein 1994). Ties keep the configuration that comes
+first. A variable is treated once for every set of tables, so repeated layers share the work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lbpar.plan.factors import Classes, Factor, Floats, Ints, Problem, Workshop
+
+# Comparisons (configurations^2 x classes of the neighbour) that one variable may cost; beyond, only equal
+# configurations are merged.
+WORK_PER_VARIABLE = 1 << 28
+_BLOCK_CELLS = 1 << 21
+
+
+def keep(unary: Floats, factors: list[Factor], variable: int, workshop: Workshop, dominated: bool) -> Ints:
+    """Configurations of ``variable`` to keep, in increasing order.
+
+    Configurations with the same class in every factor are always merged into the cheapest; with ``dominated`` the rule
+    above is applied to the rest.
+    """
+    sides = [(f, f.scope.index(variable)) for f in factors]
+    key = ("keep", dominated, id(unary), *((id(f.table), axis, id(f.maps[axis])) for f, axis in sides))
+    known: Ints | None = workshop.recall(key)
+    if known is not None:
+        return known
+    used = [unary, *(f.table for f in factors), *(f.maps[axis] for f, axis in sides)]
+    if not factors:
+        return workshop.remember(key, np.array([int(np.argmin(unary))]), *used)
+    joint, old = workshop.joint([f.maps[axis] for f, axis in sides])
+    cost, first = workshop.cheapest(unary, joint)
+    rows = [np.moveaxis(f.table, axis, 0)[o] for (f, axis), o in zip(sides, old, strict=True)]
+    order = np.argsort(first, kind="stable")
+    first, cost = first[order], cost[order]
+    rows = [r[order].reshape(len(order), -1) for r in rows]
+    work = len(first) ** 2 * sum(r.shape[1] for r in rows)
+    if dominated and len(first) > 1 and work <= WORK_PER_VARIABLE:
+        first = first[_undominated(cost, rows)]
+    return workshop.remember(key, first, *used)
+
+
+def _undominated(cost: Floats, rows: list[Floats]) -> Ints:
+    """Positions that no other position makes superfluous."""
+    k = len(cost)
+    gain = np.empty((k, k))  # gain[b, a]: the least that replacing b by a saves
+    with np.errstate(invalid="ignore"):
+        gain[:] = cost[:, None] - cost[None, :]
+        for r in rows:
+            step = max(1, _BLOCK_CELLS // (k * r.shape[1]))
+            for start in range(0, k, step):
+                difference = r[start : start + step, None, :] - r[None, :, :]
+                # inf - inf: both are forbidden beside that neighbour, which says nothing
+                gain[start : start + step] += np.where(np.isnan(difference), np.inf, difference).min(axis=-1)
+        better = gain >= 0
+    strictly = gain > 0
+    np.fill_diagonal(better, False)
+    alive = np.ones(k, bool)
+    for b in range(k - 1, -1, -1):  # later configurations go first, so that ties keep the earliest
+        by = better[b] & alive
+        if by.any() and (strictly[b] & by).any() | by[:b].any():
+            alive[b] = False
+    return np.flatnonzero(alive)
+
+
+def prune(problem: Problem, workshop: Workshop, dominated: bool) -> tuple[Problem, list[Ints]]:
+    """The problem over the configurations worth keeping, and for each variable their original numbers."""
+    touching: list[list[Factor]] = [[] for _ in problem.unary]
+    for f in problem.factors:
+        for v in f.scope:
+            touching[v].append(f)
+    kept = [keep(u, touching[v], v, workshop, dominated) for v, u in enumerate(problem.unary)]
+    return restrict(problem, kept, workshop), kept
+
+
+def restrict(problem: Problem, kept: list[Ints], workshop: Workshop) -> Problem:
+    """``problem`` over the configurations ``kept`` of each variable; tables lose the classes that none of them has."""
+    unary = [_take(u, k, workshop) for u, k in zip(problem.unary, kept, strict=True)]
+    factors = []
+    for f in problem.factors:
+        key = ("restrict", id(f.table), *((id(m), id(kept[v])) for v, m in zip(f.scope, f.maps, strict=True)))
+        made = workshop.recall(key)
+        if made is None:
+            maps: list[Classes] = []
+            table = f.table
+            for axis, (v, m) in enumerate(zip(f.scope, f.maps, strict=True)):
+                old, index = np.unique(m.index[kept[v]], return_inverse=True)
+                maps.append(workshop.classes(index.reshape(-1), len(old)))
+                table = np.take(table, old, axis=axis)
+            made = (tuple(maps), np.ascontiguousarray(table))
+            workshop.remember(key, made, f.table, *f.maps, *(kept[v] for v in f.scope))
+        factors.append(Factor(f.scope, *made))
+    return Problem(unary, factors)
+
+
+def _take(unary: Floats, kept: Ints, workshop: Workshop) -> Floats:
+    key = ("take", id(unary), id(kept))
+    known: Floats | None = workshop.recall(key)
+    return known if known is not None else workshop.remember(key, unary[kept], unary, kept)
