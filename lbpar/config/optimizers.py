@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lbpar.config.section import Count, Flag, Fraction, NonNegative, Number, Positive, Section
+from lbpar.config.section import Flag, Fraction, NonNegative, Number, Positive, Section
 
 
 class _Optimizer(Section):
@@ -93,7 +93,7 @@ class Step(_Schedule):
 
     @model_validator(mode="after")
     def _check(self) -> Step:
-        if (self.every_epochs is None) == (self.milestones is None):
+        if (self.every is None) == (self.milestones is None):
             raise ValueError("expected exactly one of every and milestones")
         return self
 
