@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.config import optimizers as config
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.train.optim import blocks
 from lbpar.train.optim.accumulate import GradientAccumulator
@@ -140,13 +141,13 @@ def plain_lamb(params, grads, lrs, b1, b2, eps, decay, unscaled=()):
 
 def test_lars_follows_the_paper():
     params, grads = problem()
-    ours = LARS(1.0, 0.9, weight_decay=0.02, trust=0.1)
+    ours = LARS(1.0, 0.9, weight_decay=0.02, trust=0.1, eps=0.0)
     assert_same(run(ours, params, grads, rates()), plain_lars(params, grads, rates(), 0.9, 0.02, 0.1))
 
 
 def test_lars_leaves_norm_and_bias_unscaled():
     params, grads = problem()
-    ours = LARS(1.0, 0.9, weight_decay=0.02, trust=0.1, kinds=KINDS, groups=undecayed())
+    ours = LARS(1.0, 0.9, weight_decay=0.02, trust=0.1, eps=0.0, kinds=KINDS, groups=undecayed())
     assert_same(run(ours, params, grads, rates()), plain_lars(params, grads, rates(), 0.9, 0.02, 0.1, set(KINDS)))
 
 
@@ -190,7 +191,7 @@ def cut(arrays, rank):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: LARS(1.0, 0.9, weight_decay=0.02, trust=0.1), lambda: LAMB(1.0, weight_decay=0.02)]
+    "make", [lambda: LARS(1.0, 0.9, weight_decay=0.02, trust=0.1, eps=0.0), lambda: LAMB(1.0, weight_decay=0.02)]
 )
 def test_three_blocks_equal_the_whole(make):
     import copy
@@ -329,12 +330,13 @@ def test_accumulation_with_weights_and_changing_names():
 
 def test_make_optimizer_reads_names_groups_and_defaults():
     optimizer = make_optimizer(
-        {"name": "lars", "lr": 2.0, "momentum": None, "weight_decay": 0.1, "decay_norm_and_bias": False}, KINDS
+        {"name": "lars", "lr": 2.0, "momentum": None, "weight_decay": 0.1}, KINDS, no_decay=("norm", "bias")
     )
     assert isinstance(optimizer, LARS)
     assert optimizer.momentum == 0.9
     assert [optimizer.decay(p) for p in ("fc.weight", "conv.bias", "norm.weight")] == [0.1, 0.0, 0.0]
     assert not optimizer.group("norm.weight").adapt
+    assert make_optimizer({"lr": 0.1, "weight_decay": 0.1}, KINDS).decay("norm.weight") == 0.1
     optimizer = make_optimizer({"lr": 0.1, "groups": {"bias": {"lr_scale": 2.0}}}, KINDS)
     assert isinstance(optimizer, SGD)
     assert optimizer.group("conv.bias") == Group(lr_scale=2.0)
@@ -358,3 +360,13 @@ def test_make_optimizer_reads_names_groups_and_defaults():
 def test_bad_configurations_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         make_optimizer(config)
+
+
+@pytest.mark.parametrize("config", [config.Sgd, config.Adam, config.AdamW, config.Lars, config.Lamb])
+def test_reads_every_optimizer_of_a_run_file(config):
+    name = config.model_fields["name"].annotation.__args__[0]
+    chosen = config(name=name, lr=0.2, weight_decay=0.3)
+    optimizer = make_optimizer(chosen, KINDS, no_decay=("bias",))
+    assert optimizer.name == name
+    for field, value in chosen.model_dump().items():
+        assert getattr(optimizer, field) == value

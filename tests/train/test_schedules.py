@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from lbpar.config.optimizers import Constant, Cosine, Polynomial, Step
 from lbpar.errors import ConfigError
 from lbpar.train.schedules import make_schedule
 
@@ -116,3 +117,12 @@ def test_reads_objects_and_no_configuration():
 def test_bad_configurations_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         make_schedule(config, BASE, PER_EPOCH, STEPS)
+
+
+@pytest.mark.parametrize("config", [Constant, Cosine, Polynomial, Step])
+def test_reads_every_schedule_of_a_run_file(config):
+    name = config.model_fields["name"].annotation.__args__[0]
+    extra = {"every": 1} if config is Step else {}
+    schedule = make_schedule(config(name=name, warmup_epochs=1.0, **extra), BASE, PER_EPOCH, STEPS)
+    assert type(schedule).__name__ == config.__name__
+    assert schedule(0) == pytest.approx(BASE / 6)

@@ -30,7 +30,7 @@ class LARS(Optimizer):
     trust : float
         The paper's coefficient (eta).
     eps : float
-        Added to the denominator of the ratio; 0 in the paper.
+        Added to the denominator of the ratio; the paper has none (0).
     """
 
     name = "lars"

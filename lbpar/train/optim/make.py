@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lbpar.errors import ConfigError
@@ -18,17 +18,18 @@ from lbpar.train.optim.sgd import SGD
 OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, AdamW, LARS, LAMB)}
 
 
-def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None) -> Optimizer:
+def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None, no_decay: Collection[str] = ()) -> Optimizer:
     """Build the optimizer that a run file names.
 
     Parameters
     ----------
     config : mapping, dataclass instance or pydantic model
-        ``name`` (default sgd), arguments of that optimizer's constructor (None stands for its default),
-        ``decay_norm_and_bias`` (false: no weight decay and no trust ratio for biases and for the scales and shifts of
-        normalisation), and ``groups`` (kind -> fields of `Group`), which wins over it.
+        ``name`` (default sgd), arguments of that optimizer's constructor (None stands for its default), and ``groups``
+        (kind -> fields of `Group`), which win over ``no_decay``. `lbpar.config.optimizers` has such models.
     kinds : mapping from parameter name to "weight", "bias" or "norm", optional
         See `Optimizer`.
+    no_decay : collection of str
+        Kinds without weight decay, and without trust ratio in LARS and LAMB.
 
     Raises
     ------
@@ -37,7 +38,7 @@ def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None) -> Optim
     """
     fields = as_fields(config)
     name = choose("optimizer", "name", str(fields.pop("name", SGD.name)).lower(), OPTIMIZERS)
-    groups = {} if fields.pop("decay_norm_and_bias", True) else undecayed()
+    groups = undecayed(no_decay)
     for kind, exceptions in fields.pop("groups", {}).items():
         groups[kind] = exceptions if isinstance(exceptions, Group) else _group(as_fields(exceptions))
     cls = OPTIMIZERS[name]
