@@ -24,7 +24,7 @@ The cost model prices the same numbers. A group of one sends nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -268,6 +268,10 @@ class Transport(ABC):
     def abort(self, message: str) -> NoReturn:
         """End the whole job at once, with ``message`` on standard error and a nonzero exit status."""
 
+    def prepare(self, axes_sets: Iterable[Axes]) -> None:  # noqa: B027  most transports have nothing to prepare
+        """Make the groups over these axes now, so that the first step does not pay for them. Collective, same order on
+        all ranks. Optional: groups are otherwise made when first used."""
+
     def close(self) -> None:  # noqa: B027  most transports hold nothing
         """Free what the transport holds; the caller's communicator stays. Collective over all ranks."""
 
@@ -332,7 +336,7 @@ def sent_exchange(sends: Mapping[int, Array], rank: int) -> tuple[int, int]:
 
 
 def reduce_into(out: np.ndarray, part: np.ndarray, op: Reduction) -> None:
-    """``out = op(out, part)`` in place. NaN wins a maximum, as in a sum."""
+    """``out = op(out, part)`` in place. NaN wins a maximum here; MPI promises nothing about NaN in a maximum."""
     if op == "sum":
         out += part
     else:
