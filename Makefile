@@ -50,14 +50,16 @@ lint: $(VENV)/.test  ## ruff, mypy, import floors
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@echo "== ruff, mypy, import floors: clean"
 
 test-mpi: $(VENV)/.test  ## the MPI tests on RANKS="2 3 4"
 	@set -e; for n in $(RANKS); do \
 	    echo "== MPI tests on $$n ranks ($(MPI))"; \
-	    $(ONE_THREAD) $(MPIRUN) -n $$n $(PY) -m mpi4py -m pytest -p tests.util.rank_output --only-mpi -q tests/mpi $(PYTEST); \
-	done; echo "== lint and MPI tests on $(RANKS) ranks ($(MPI)): passed"
+	    $(ONE_THREAD) $(MPIRUN) -n $$n $(PY) -m mpi4py -m pytest -p tests.util.rank_output --only-mpi -q --color=no tests/mpi $(PYTEST); \
+	done; echo "== MPI tests on $(RANKS) ranks ($(MPI)): passed"
 
 test-serial: $(VENV)/.test  ## all serial tests; PYTEST="-m 'not slow' -k name" narrows
+	@echo "== serial tests"
 	$(ONE_THREAD) $(PY) -m pytest -q $(PYTEST)
 
 format: $(VENV)/.test  ## rewrite the code in the house format
