@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from lbpar.engine.base import Array, LocalWindow, Window
+from lbpar.engine.base import Array, Index, LocalWindow, Window
 from lbpar.engine.windows import blocks, read_region, tap_slices
 
 BLOCK_BYTES = 1 << 21
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 21
 MIN_ROWS = 128
 """Fewest rows of a block, so that the matrix product still pays for packing the filters."""
 
-Tap: TypeAlias = tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]
+Tap: TypeAlias = tuple[Index, Index, Index]
 """A tap, the outputs that it contributes to and the inputs that it reads there, each with one entry per dimension."""
 
 
@@ -186,7 +186,9 @@ def _depthwise_forward(x: Array, w: Array, b: Array | None, win: Window, y: Arra
             factor = w[(slice(None), *tap, 0)].reshape(channels, per_channel)
             target = split[(n, *out)]
             product = scratch[tuple(slice(0, size) for size in target.shape)]
-            np.multiply(x[(n, *read)][..., None], factor, out=product)
+            # repeated along the last spatial dimension, so that NumPy's inner loop runs over more than the channels
+            row = np.broadcast_to(factor, target.shape[-3:]).copy()
+            np.multiply(x[(n, *read)][..., None], row, out=product)
             target += product
 
 

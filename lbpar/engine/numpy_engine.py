@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lbpar.engine import convolution, losses, norm, pooling
 from lbpar.engine import random as counter_random
 from lbpar.engine.base import Array, Engine, Event, Float64Array, Index, Window
+from lbpar.engine.masks import keep_where
 
 
 class NumpyEngine(Engine):
@@ -108,13 +109,16 @@ class NumpyEngine(Engine):
         return np.maximum(x, 0)
 
     def relu_backward(self, y: Array, dy: Array) -> Array:
-        return np.where(y > 0, dy, 0)
+        return keep_where(y > 0, dy)
 
     def leaky_relu_forward(self, x: Array, slope: float) -> Array:
-        return np.where(x > 0, x, x * slope)
+        y = x * float(slope)
+        return np.maximum(x, y, out=y) if 0 <= slope <= 1 else np.where(x > 0, x, y)
 
     def leaky_relu_backward(self, y: Array, dy: Array, slope: float) -> Array:
-        return np.where(y > 0, dy, dy * slope)
+        dx = np.take(np.array([slope, 1], dtype=dy.dtype), (y > 0).view(np.int8))
+        dx *= dy
+        return dx
 
     def sigmoid_forward(self, x: Array) -> Array:
         return losses.sigmoid(x)
@@ -154,8 +158,9 @@ class NumpyEngine(Engine):
     def dropout(self, x: Array, rate: float, key: int, index: npt.NDArray[np.int64]) -> Array:
         if rate >= 1:
             return np.zeros_like(x)
-        keep = counter_random.uniform(key, index) >= rate
-        return x * (keep * (1 / (1 - rate))).astype(x.dtype)
+        y = keep_where(np.broadcast_to(counter_random.uniform32(key, index) >= rate, x.shape), x)
+        y *= 1 / (1 - rate)
+        return y
 
     # -- split softmax and losses ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbpar.engine.base import Array, Float64Array, Window
+from lbpar.engine.masks import keep_where, set_where
 from lbpar.engine.windows import first_tap, tap_slices
 
 
@@ -27,8 +28,8 @@ def max_forward(x: Array, win: Window, out_spatial: Sequence[int]) -> tuple[Arra
         better = values > best
         if any_nan:
             better |= np.isnan(values)
-        np.copyto(best, values, where=better)
-        np.copyto(arg[out], number, where=better, casting="unsafe")
+        set_where(better, arg[out], number)
+        np.maximum(best, values, out=best)  # NaN stays NaN
     return y, arg
 
 
@@ -39,7 +40,7 @@ def max_backward(dy: Array, arg: Array, win: Window, in_spatial: Sequence[int]) 
         return dx
     for number, tap in enumerate(np.ndindex(*(dim.kernel for dim in win))):
         out, read = _where(win, tap, in_spatial, dy.shape[1:-1])
-        dx[read] += np.where(arg[out] == number, dy[out], 0)
+        dx[read] += keep_where(arg[out] == number, dy[out])
     return dx
 
 
@@ -79,7 +80,7 @@ def spatial_sum(x: Array, scale: float) -> Array:
 def spatial_broadcast(dy: Array, spatial: Sequence[int], scale: float) -> Array:
     """See `Engine.spatial_broadcast`."""
     dx = np.empty((dy.shape[0], *spatial, dy.shape[-1]), dtype=dy.dtype)
-    dx[...] = (dy * scale).reshape(dy.shape[0], *(1 for _ in spatial), dy.shape[-1])
+    dx[...] = (dy * float(scale)).reshape(dy.shape[0], *(1 for _ in spatial), dy.shape[-1])
     return dx
 
 
