@@ -37,7 +37,7 @@ def philox4x32(counter: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
     """
     a, b, c, d = counter.copy()
     first, second = np.empty_like(a), np.empty_like(a)
-    low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    low, high = int(key) & 0xFFFFFFFF, int(key) >> 32 & 0xFFFFFFFF
     for _ in range(ROUNDS):
         np.multiply(a, MULTIPLIERS[0], out=first)
         np.multiply(c, MULTIPLIERS[1], out=second)
@@ -59,9 +59,10 @@ def fold(key: int, *values: int) -> int:
 
     The order of the values matters, and ``fold(fold(k, a), b) == fold(k, a, b)``. Values are taken modulo 2**64.
     """
+    key = int(key)
     for value in values:
-        value &= MASK64
-        counter = np.array([[value & 0xFFFFFFFF], [value >> 32], [0], [FOLD_DOMAIN]], dtype=np.uint64)
+        whole = int(value) & MASK64
+        counter = np.array([[whole & 0xFFFFFFFF], [whole >> 32], [0], [FOLD_DOMAIN]], dtype=np.uint64)
         words = philox4x32(counter, key)
         key = int(words[0, 0]) | int(words[1, 0]) << 32
     return key & MASK64

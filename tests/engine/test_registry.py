@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+from lbpar.engine.base import Engine
+from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.engine.registry import get_engine
+from lbpar.errors import ConfigError, EngineError
+
+
+def test_numpy_by_name():
+    engine = get_engine("numpy", "float64", 3)
+    assert type(engine) is NumpyEngine
+    assert (engine.name, engine.dtype, engine.threads) == ("numpy", np.dtype("float64"), 3)
+
+
+def test_unknown_name_offers_the_nearest():
+    with pytest.raises(ConfigError, match=r"engine\.name: 'onednnn'.*did you mean 'onednn'\?.*auto, numpy, onednn"):
+        get_engine("onednnn")
+    with pytest.raises(ConfigError, match="'zzz' is not an engine"):
+        get_engine("zzz")
+
+
+def test_auto_falls_back_and_says_so(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "lbpar.engine.onednn", None)  # as if it could not be imported
+    with caplog.at_level(logging.WARNING):
+        assert get_engine("auto").name == "numpy"
+    assert len(caplog.records) == 1 and "onednn" in caplog.text
+    with pytest.raises(EngineError, match="onednn-cpu-gomp"):
+        get_engine("onednn")
+
+
+def test_engines_add_no_public_methods_and_keep_argument_names(engine):
+    for name, method in inspect.getmembers(type(engine), inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        assert hasattr(Engine, name), f"{name} is not part of the interface"
+        assert list(inspect.signature(method).parameters) == list(inspect.signature(getattr(Engine, name)).parameters)
+
+
+def test_every_kernel_is_described():
+    for name in Engine.__abstractmethods__:
+        assert inspect.getdoc(getattr(Engine, name)), name
