@@ -1,0 +1,117 @@
+"""``python -m lbpar.data make|convert|info``: write and describe HDF5 datasets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from lbpar.errors import LbparError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"lbpar: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of this command line."""
+    top = _Parser(prog="python -m lbpar.data", description="Write and describe HDF5 datasets.")
+    commands = top.add_subparsers(dest="command", required=True, parser_class=_Parser)
+
+    make = commands.add_parser("make", help="make a dataset", description="Make a dataset.")
+    make.add_argument(
+        "kind",
+        choices=["digits", "digits64", "synthetic"],
+        help="1,797 real handwritten digits of 8 x 8 pixels; the same enlarged to 64 x 64; random samples",
+    )
+    make.add_argument("--out", required=True, type=Path, help="file to write, as data/digits.h5")
+    make.add_argument("--size", type=int, help="digits: height and width, a multiple of 8")
+    make.add_argument("--shape", type=int, nargs="+", default=[32, 32, 3], help="synthetic: [D] H W C of one sample")
+    make.add_argument("--samples", type=int, default=256, help="synthetic: training samples")
+    make.add_argument("--test-samples", type=int, default=64, help="synthetic: test samples")
+    make.add_argument("--classes", type=int, default=10, help="synthetic: number of classes")
+    make.add_argument("--per-voxel", action="store_true", help="synthetic: a label per voxel")
+    make.add_argument("--uint8", action="store_true", help="synthetic: store bytes")
+    make.add_argument("--seed", type=int, default=0, help="synthetic: another seed makes other data")
+    make.add_argument("--gzip", action="store_true", help="digits: compress")
+
+    convert = commands.add_parser("convert", help="convert other formats", description="Convert to HDF5.")
+    convert.add_argument(
+        "source",
+        nargs="+",
+        type=Path,
+        help="directory of IDX files or of images per class; .npz file; or images and labels as two IDX or .npy files",
+    )
+    convert.add_argument("--out", required=True, type=Path, help="file to write")
+    convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
+    convert.add_argument(
+        "--channels",
+        choices=["auto", "last", "first", "none"],
+        default="auto",
+        help="where arrays have their channels (auto: none in (samples, H, W), else last)",
+    )
+    convert.add_argument("--classes", type=int, help="number of classes (default: largest label plus one)")
+    convert.add_argument("--normalise", action="store_true", help="store mean and deviation per channel")
+    convert.add_argument("--gzip", action="store_true", help="compress")
+
+    info = commands.add_parser("info", help="describe a file", description="Describe a file and check its labels.")
+    info.add_argument("file", type=Path)
+    info.add_argument("--x", default="x", help="name of the samples")
+    info.add_argument("--y", default="y", help="name of the targets")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code, 2 for what the user can mend."""
+    args = parser().parse_args(argv)
+    try:
+        if args.command == "info":
+            from lbpar.data.info import describe
+
+            print(describe(args.file, args.x, args.y))
+            return 0
+        _write(args)
+        from lbpar.data.info import describe
+
+        print(describe(args.out))
+        return 0
+    except LbparError as e:
+        print(f"lbpar: error: {e}", file=sys.stderr)
+        return 2
+
+
+def _write(args: argparse.Namespace) -> None:
+    if args.command == "convert":
+        from lbpar.data.convert import convert
+
+        convert(
+            args.source,
+            args.out,
+            split=args.split,
+            channels=args.channels,
+            classes=args.classes,
+            gzip=args.gzip,
+            normalise=args.normalise,
+        )
+        return
+    from lbpar.data.make import make_digits, make_synthetic
+
+    if args.kind == "synthetic":
+        make_synthetic(
+            args.out,
+            args.shape,
+            args.samples,
+            args.test_samples,
+            args.classes,
+            args.per_voxel,
+            args.uint8,
+            args.seed,
+        )
+    else:
+        make_digits(args.out, args.size or (64 if args.kind == "digits64" else 8), args.gzip)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What a dataset is, and how to open one.
+
+train = open_dataset(config.data, "train", input_shape=(8, 8, 1), classes=10)
+x = train.read(samples, box)              # (len(samples), *box_shape(box))
+y = train.read_targets(samples, box)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lbpar.config.data import DataConfig
+from lbpar.data.box import Box
+from lbpar.errors import DataError
+
+Array = NDArray[Any]
+
+
+class Dataset(Protocol):
+    """Samples and targets of one split, read in boxes.
+
+    Attributes
+    ----------
+    name : str
+        Where the samples come from, for messages.
+    sample_shape : tuple of int
+        ([D], H, W, C), or (C,) for vectors.
+    target_shape : tuple of int
+        () for a label per sample, ([D], H, W) for a label per voxel, anything for real targets.
+    classes : int or None
+        Number of classes, None for real targets.
+    """
+
+    name: str
+    sample_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    classes: int | None
+
+    def __len__(self) -> int: ...
+
+    def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
+        """Read a part of some samples.
+
+        Parameters
+        ----------
+        samples : (n,) int64
+            Global sample indices in any order; repeats and n = 0 are allowed.
+        box : Box, optional
+            Part of each sample; default all of it.
+
+        Returns
+        -------
+        (n, *box_shape(box)) array of the dataset's floating-point type, a fresh copy
+        """
+        ...
+
+    def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
+        """Read targets like `read`; int64 labels or floating-point values. The box covers ``target_shape``."""
+        ...
+
+    def close(self) -> None:
+        """Release files and memory; reading again reopens."""
+        ...
+
+
+def open_dataset(
+    data: DataConfig,
+    split: str = "train",
+    *,
+    input_shape: Sequence[int] | None = None,
+    target_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    check_labels: bool = True,
+) -> Dataset:
+    """Open one split of the data of a run file. Local: every rank may call it alone.
+
+    Parameters
+    ----------
+    data : DataConfig
+        Section ``data`` of the run file.
+    split : {"train", "test"}
+        Which entry of ``data``; also the group that is used inside the file if the file has one of that name.
+    input_shape : sequence of int, optional
+        Shape of one sample that the network takes; another one is refused. Needed for ``synthetic``.
+    target_shape : sequence of int, optional
+        Shape of one target, () for a label per sample; another one is refused.
+    classes : int, optional
+        Number of classes of the network's output; None if targets are real numbers. Labels outside are refused.
+    dtype : dtype
+        float32 or float64, of what is read.
+    seed : int
+        Of ``synthetic`` samples.
+    check_labels : bool
+        Read all labels once to find those out of range.
+
+    Raises
+    ------
+    DataError
+        The file is missing, truncated or not HDF5; a dataset is missing or has the wrong shape or type; labels are out
+        of range; ``synthetic`` without ``input_shape``; the run file names no such split.
+    """
+    source = getattr(data, split, None) if split in ("train", "test") else None
+    if source is None:
+        raise DataError(f"data.{split}: not given; name an HDF5 file or `synthetic` in the run file.")
+    if source == "synthetic":
+        from lbpar.data.synthetic import SyntheticDataset
+
+        if input_shape is None:
+            raise DataError(f"data.{split}: synthetic samples need the network's input shape.")
+        return SyntheticDataset(
+            data.samples,
+            tuple(input_shape),
+            tuple(target_shape or ()),
+            classes,
+            dtype=dtype,
+            seed=2 * seed + (split == "test"),
+            cache=data.cache,
+        )
+    from lbpar.data.hdf5 import Hdf5Dataset
+
+    dataset = Hdf5Dataset(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
+    check_dataset(dataset, input_shape, target_shape, classes)
+    if check_labels:
+        dataset.check_labels()
+    return dataset
+
+
+def check_dataset(
+    dataset: Dataset,
+    input_shape: Sequence[int] | None,
+    target_shape: Sequence[int] | None,
+    classes: int | None,
+) -> None:
+    """Refuse a dataset that does not fit a network. See `open_dataset`."""
+    got = dataset.sample_shape
+    if input_shape is not None and got != tuple(input_shape):
+        hint = ""
+        if sorted(got) == sorted(input_shape):
+            hint = " lbpar stores channels last: ([D], H, W, C)."
+        raise DataError(
+            f"{dataset.name}: samples have the shape {got}, expected {tuple(input_shape)}, the network's input.{hint} "
+            "Change `model` (input) or convert the data."
+        )
+    if target_shape is not None and dataset.target_shape != tuple(target_shape):
+        raise DataError(
+            f"{dataset.name}: targets have the shape {dataset.target_shape} per sample, expected {tuple(target_shape)}."
+        )
+    if classes is not None and dataset.classes is None:
+        raise DataError(f"{dataset.name}: targets are real numbers, expected whole-number labels of {classes} classes.")

@@ -1,0 +1,109 @@
+"""Make datasets: real handwritten digits, or random samples of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lbpar.data.box import whole
+from lbpar.data.synthetic import SyntheticDataset
+from lbpar.data.writer import Split, new_file, write
+from lbpar.errors import DataError
+
+
+def make_digits(path: str | Path, size: int = 8, gzip: bool = False) -> None:
+    """Write the 1,797 handwritten digits of 8 × 8 pixels that scikit-learn ships, as float32 from 0 to 1.
+
+    Every third sample (indices 2, 5, 8, ...; 599 of them) is in ``/test``, the other 1,198 in ``/train``.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file to write.
+    size : int
+        Height and width; a multiple of 8, each pixel repeated.
+    gzip : bool
+        Compress.
+
+    Raises
+    ------
+    DataError
+        scikit-learn is missing, the size is no multiple of 8, or the file cannot be written.
+
+    References
+    ----------
+    E. Alpaydin and C. Kaynak, "Optical recognition of handwritten digits", UCI Machine Learning Repository, 1998.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "make digits: scikit-learn, which ships the digits, is not installed; `pip install lbpar[digits]`."
+        ) from None
+    if size < 8 or size % 8:
+        raise DataError(f"make digits: got the size {size}, expected a multiple of 8.")
+    images, labels = load_digits(return_X_y=True)
+    x = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    x = x.repeat(size // 8, axis=1).repeat(size // 8, axis=2)
+    y = labels.astype(np.int64)
+    test = np.arange(len(y)) % 3 == 2
+    write(path, [Split("train", x[~test], y[~test]), Split("test", x[test], y[test])], classes=10, gzip=gzip)
+
+
+def make_synthetic(
+    path: str | Path,
+    shape: Sequence[int],
+    samples: int = 256,
+    test_samples: int = 64,
+    classes: int = 10,
+    per_voxel: bool = False,
+    uint8: bool = False,
+    seed: int = 0,
+) -> None:
+    """Write random samples with random labels.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file to write.
+    shape : sequence of int
+        Shape of one sample, ([D], H, W, C).
+    samples, test_samples : int
+        Sizes of the two splits; without test samples there is no ``/test``.
+    classes : int
+        Number of classes.
+    per_voxel : bool
+        A label per voxel instead of one per sample.
+    uint8 : bool
+        Store bytes from 0 to 255 instead of float32 with mean 0 and variance 1.
+    seed : int
+        Another seed makes other data.
+
+    Raises
+    ------
+    DataError
+        A size below 1, or the file cannot be written.
+    """
+    shape = tuple(shape)
+    if min((samples, classes, *shape)) < 1 or test_samples < 0 or not 1 <= len(shape) <= 4:
+        raise DataError(
+            f"make synthetic: got {samples} and {test_samples} samples of shape {shape} in {classes} classes, "
+            "expected sizes of at least 1 and a shape of 1 to 4 numbers."
+        )
+    target = shape[:-1] if per_voxel else ()
+    with new_file(path) as file:
+        for split, n, salt in (("train", samples, 0), ("test", test_samples, 1)):
+            if not n:
+                continue
+            source = SyntheticDataset(n, shape, target, classes, seed=2 * seed + salt, distinct=n)
+            group = file.create_group(split)
+            x = group.create_dataset("x", (n, *shape), np.uint8 if uint8 else np.float32)
+            y = group.create_dataset("y", (n, *target), np.int64)
+            y.attrs["classes"] = classes
+            for i in range(n):
+                one = source.read(np.array([i]), whole(shape))[0]
+                # Values lie within ±√3.
+                x[i] = np.clip(np.floor((one / np.sqrt(12) + 0.5) * 256), 0, 255).astype(np.uint8) if uint8 else one
+                y[i] = source.read_targets(np.array([i]))[0]
