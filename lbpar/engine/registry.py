@@ -8,6 +8,7 @@ import logging
 import numpy.typing as npt
 
 from lbpar.engine.base import Engine
+from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
     EngineError
         The named engine's library is missing or unusable.
     """
-    from lbpar.engine.numpy_engine import NumpyEngine
-
     if name == "numpy":
         return NumpyEngine(dtype, threads)
     if name == "onednn":
@@ -45,7 +44,7 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
             log.warning("engine: numpy, because onednn cannot be used (%s)", error)
             return NumpyEngine(dtype, threads)
     near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")
 
 
