@@ -78,12 +78,13 @@ class Norm(Op):
                 ),
             )
         var = self.varying(xs)
+        inside = tuple((name, e) for name, e in loops if name == "C" or name in var)
         shift = self._running(c, "running_mean")
         moments = self._stat("moments", 3, c, var)
         return (
             Kernel("norm_sums", loops, (x0, *shift), (self._stat("sums", 2, c),), (), 3 * n),
             Kernel(
-                "norm_moments", loops, (self._stat("sums", 2, c, var), *shift), (moments,), (*eps, ("shape", shape)), 0
+                "norm_moments", inside, (self._stat("sums", 2, c, var), *shift), (moments,), (*eps, ("shape", shape))
             ),
             Kernel("norm_apply", loops, (x0, moments, *affine), (y,), (), 2 * n),
         )

@@ -1,0 +1,201 @@
+"""A layout says, for each grid axis, whether a tensor is sharded, replicated or partial along it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from lbpar.graph.loops import Index, Kernel, Operand, Window
+from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.runs import Box, Runs, block, box_shape, expand, run
+
+OpGrid = Mapping[str, Axes]  # loop name -> the axes that split it, major first
+
+
+@dataclass(frozen=True)
+class Dim:
+    """How one dimension of a tensor is cut.
+
+    Parameters
+    ----------
+    extent : int
+        Extent of the tensor's dimension.
+    factors : tuple of int
+        Extents of the loops that index it, major to minor (their product is the extent, but for windows).
+    axes : tuple of Axes
+        For each factor, the grid axes that split it, major first. Cuts are nested: each axis cuts the block that the
+        axes before it left, by the one block rule, so dropping the last axes gives blocks that are unions of blocks.
+    window : Window, optional
+        The held indices are those that the loop's block reads through the window (``transposed``: that read it).
+    """
+
+    extent: int
+    factors: tuple[int, ...]
+    axes: tuple[Axes, ...]
+    window: Window | None = None
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, index: Index, extents: Mapping[str, int], grid: Grid, op_grid: OpGrid) -> Dim:
+        """The cut that an op grid gives an indexed dimension, in its simplest form."""
+        axes = tuple(tuple(op_grid.get(loop, ())) for loop in index.loops)
+        factors = tuple(extents[loop] for loop in index.loops)
+        if not any(axes):
+            return cls.whole(index.extent)
+        if index.window is not None:
+            if index.window == Window(1) and factors == (index.extent,):
+                return cls(index.extent, factors, axes)
+            return cls(index.extent, factors, axes, index.window, index.transposed)
+        if len(factors) > 1 and not any(axes[1:]) and factors[0] % grid.ways(axes[0]) == 0:
+            return cls(index.extent, (index.extent,), axes[:1])
+        return cls(index.extent, factors, axes)
+
+    @classmethod
+    def whole(cls, extent: int) -> Dim:
+        """A dimension that is not cut."""
+        return cls(extent, (extent,), ((),))
+
+    @property
+    def all_axes(self) -> Axes:
+        """Every axis that cuts this dimension."""
+        return tuple(a for axes in self.axes for a in axes)
+
+    @property
+    def plain(self) -> Dim:
+        """The same cut without ghosts: blocks of the dimension itself on the same axes."""
+        return self if self.window is None else Dim(self.extent, (self.extent,), (self.all_axes,))
+
+    def parts(self, grid: Grid, coords: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The block of each loop at the given coordinates."""
+        out = []
+        for extent, axes in zip(self.factors, self.axes, strict=True):
+            lo, hi = 0, extent
+            for a in axes:
+                lo, hi = block(lo, hi, grid.sizes[a], coords[a])
+            out.append((lo, hi))
+        return tuple(out)
+
+    def runs(self, grid: Grid, coords: tuple[int, ...]) -> Runs:
+        """Indices held at the given coordinates."""
+        parts = self.parts(grid, coords)
+        if self.window is not None:
+            hull = self.window.preimage if self.transposed else self.window.image
+            return run(*hull(*parts[0], self.extent))
+        if len(parts) == 1:
+            return run(*parts[0])
+        return expand(parts, self.factors)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each element of a tensor lives.
+
+    Parameters
+    ----------
+    grid : Grid
+        The processes.
+    dims : tuple of Dim
+        One per tensor dimension, in memory order.
+    partial : Axes
+        Axes along which the held values are still to be combined (or, for statistics of a group, differ on purpose).
+    reduce : {"sum", "max"}
+        How partial values are combined.
+
+    Examples
+    --------
+    >>> grid = Grid((2, 2))
+    >>> y = Layout(grid, (Dim(5, (5,), ((1,),)), Dim(8, (8,), ((),))), partial=(0,))
+    >>> str(y)
+    '[5, 8] 0:P 1:S(0)'
+    >>> y.box(3)
+    (((3, 5),), ((0, 8),))
+    """
+
+    grid: Grid
+    dims: tuple[Dim, ...]
+    partial: Axes = ()
+    reduce: Literal["sum", "max"] = "sum"
+
+    @classmethod
+    def of(cls, operand: Operand, kernel: Kernel, grid: Grid, op_grid: OpGrid, *, written: bool = False) -> Layout:
+        """The layout that an op grid gives an operand of a kernel (design: shard where indexed, else replicate or partial).
+
+        A written operand is partial along the axes of loops of the kernel that do not index it; a read one is
+        complete, except along the axes of its ``varying`` loops.
+        """
+        extents = dict(kernel.loops)
+        dims = tuple(Dim.of(i, extents, grid, op_grid) for i in operand.dims)
+        own = {loop for i in operand.dims for loop in i.loops}
+        open_loops = operand.varying
+        if written:
+            open_loops = (
+                *open_loops,
+                *(loop for loop, _ in kernel.loops if loop not in own and loop not in open_loops),
+            )
+        partial = tuple(sorted(a for loop in open_loops for a in op_grid.get(loop, ())))
+        return cls(grid, dims, partial, operand.reduce)
+
+    @classmethod
+    def replicated(cls, grid: Grid, shape: tuple[int, ...]) -> Layout:
+        """Every rank holds the whole tensor."""
+        return cls(grid, tuple(Dim.whole(e) for e in shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+        return tuple(d.extent for d in self.dims)
+
+    @cached_property
+    def shard_axes(self) -> Axes:
+        """Axes along which blocks differ, in increasing order."""
+        return tuple(sorted({a for d in self.dims for a in d.all_axes}))
+
+    @property
+    def complete(self) -> Layout:
+        """The same blocks with all sums done: the layout of this tensor's gradient."""
+        return replace(self, partial=(), reduce="sum") if self.partial or self.reduce != "sum" else self
+
+    @property
+    def plain(self) -> Layout:
+        """The same cuts without ghosts."""
+        return replace(self, dims=tuple(d.plain for d in self.dims))
+
+    @property
+    def has_ghosts(self) -> bool:
+        """Whether blocks may overlap or leave gaps, because of a window."""
+        return any(d.window is not None for d in self.dims)
+
+    def placement(self, axis: int) -> str:
+        """``S(dim)``, ``R`` or ``P`` along one grid axis."""
+        for i, d in enumerate(self.dims):
+            if axis in d.all_axes:
+                return f"S({i})"
+        return "P" if axis in self.partial else "R"
+
+    def box(self, rank: int) -> Box:
+        """Global indices that a rank holds, per dimension."""
+        return _box(self, rank)
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Shape of the array that a rank holds."""
+        return box_shape(_box(self, rank))
+
+    def __str__(self) -> str:
+        marks = " ".join(f"{a}:{self.placement(a)}" for a in self.grid.axes if self.placement(a) != "R")
+        ghosts = " +ghosts" if self.has_ghosts else ""
+        return f"{list(self.shape)}{' ' + marks if marks else ''}{ghosts}"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.grid, self.dims, self.partial, self.reduce))
+
+
+@lru_cache(maxsize=1 << 18)
+def _box(layout: Layout, rank: int) -> Box:
+    coords = layout.grid.coords(rank)
+    return tuple(d.runs(layout.grid, coords) for d in layout.dims)

@@ -1,0 +1,274 @@
+"""Lower (graph, plan) to a program: derive every layout from the loop declarations, and every communication from `transition`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lbpar.graph.graph import Graph, Node
+from lbpar.graph.loops import Kernel, Operand, Shape
+from lbpar.graph.op import Input
+from lbpar.layout.layout import Layout
+from lbpar.layout.transition import Move, accumulate, transition
+from lbpar.program.order import finish
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
+
+
+def lower(
+    graph: Graph,
+    plan: Plan,
+    batch: int,
+    *,
+    training: bool = True,
+    input_grad: bool = False,
+    keep: bool = False,
+    overlap: bool = True,
+) -> Program:
+    """Make the program of one step.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network; with a loss for training.
+    plan : Plan
+        Checked against the graph; raises PlanError.
+    batch : int
+        Global number of samples; may be smaller than the number of sample blocks.
+    training : bool
+        Forward, backward and update; otherwise the forward pass with running statistics and no dropout.
+    input_grad : bool
+        Also compute the gradient of the network's input.
+    keep : bool
+        Keep every array to the end (to compare them), instead of freeing each after its last use.
+    overlap : bool
+        Start communication as early and wait for it as late as the data allow.
+    """
+    plan.check(graph, batch)
+    low = _Lowering(graph, plan, batch, training)
+    low.forward()
+    if training and graph.loss is not None:
+        low.backward(input_grad)
+        low.update()
+    return finish(low.program(), keep=keep, overlap=overlap)
+
+
+@dataclass
+class _Copy:
+    """One place where a value is held."""
+
+    layout: Layout
+    buffer: str
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, plan: Plan, batch: int, training: bool) -> None:
+        self.graph, self.plan, self.batch, self.training = graph, plan, batch, training
+        self.grid = plan.grid
+        self.steps: list[Step] = []
+        self.buffers: dict[str, Buffer] = {}
+        self.feeds: dict[str, str] = {}
+        self.params: dict[str, Layout] = {}
+        self.results: dict[str, str] = {}
+        self.copies: dict[str, list[_Copy]] = {}  # value -> where it is held, the most reduced first
+        self.grads: dict[str, str] = {}  # parameter -> buffer of its complete gradient
+        self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in graph.ops}
+        self.param_names = {n.name: set(n.op.params(self.xs[n.name])) for n in graph.ops}
+        self.phase: Phase = "forward"
+
+    # Values and their copies.
+
+    def value(self, node: Node, short: str) -> str:
+        """Global name of a value that a kernel of ``node`` calls ``short``."""
+        if short[0] == "x" and short[1:].isdigit():
+            return f"{node.inputs[int(short[1:])]}:y"
+        if short in self.param_names[node.name]:
+            return f"{node.name}.{short}"
+        if short[0] == "d" and short[1:] in self.param_names[node.name]:
+            return f"{node.name}.{short[1:]}:grad"
+        return f"{node.name}:{short}"
+
+    def buffer(self, name: str, layout: Layout, dtype: str | None) -> str:
+        unique, k = name, 1
+        while unique in self.buffers:
+            unique, k = f"{name}@{k}", k + 1
+        self.buffers[unique] = Buffer(layout, dtype)
+        return unique
+
+    def hold(self, value: str, layout: Layout, dtype: str | None = None) -> str:
+        """A new buffer in which a value is held first."""
+        name = self.buffer(value, layout, dtype)
+        self.copies[value] = [_Copy(layout, name)]
+        return name
+
+    def fetch(self, value: str, layout: Layout, node: Node, dtype: str | None = None) -> str:
+        """The buffer that holds ``value`` in ``layout``, after whatever communication that takes."""
+        held = self.copies.setdefault(value, [])
+        for copy in held:
+            if copy.layout == layout:
+                return copy.buffer
+        source = value.removesuffix(":y")
+        if source in self.graph and isinstance(self.graph[source].op, Input):
+            name = self.buffer(value, layout, dtype)  # the reader delivers every layout, ghosts included
+            self.feeds[name] = source
+            held.append(_Copy(layout, name))
+            return name
+        moves = min(
+            (transition(c.layout, layout) for c in held if not c.layout.has_ghosts or c is held[0]), key=_dearness
+        )
+        start = next(c for c in held if c.layout == (moves[0].src if moves else layout)) if moves else held[0]
+        name = start.buffer
+        for move in moves:
+            name = self.move(move, name, node)
+            copy = _Copy(move.dst, name)
+            if move.kind in ("allreduce", "reduce_scatter"):
+                held.insert(0, copy)  # whoever comes next starts from the summed value
+            else:
+                held.append(copy)
+        return name
+
+    def move(self, move: Move, src: str, node: Node) -> str:
+        base = src.split("@")[0]
+        dst = self.buffer(base, move.dst, self.buffers[src].dtype)
+        self.steps += [Start(move, src, dst, node.name, self.phase), Wait(dst, self.phase)]
+        return dst
+
+    # Kernels.
+
+    def kernel(self, node: Node, kernel: Kernel) -> dict[str, str]:
+        """Emit one kernel and what it needs; returns the buffers it writes, by short name."""
+        op_grid = self.plan[node.name]
+        read = [
+            self.fetch(self.value(node, o.value), self.layout(kernel, o, op_grid), node, o.dtype) for o in kernel.reads
+        ]
+        written = {}
+        for o in kernel.writes:
+            value = self.value(node, o.value)
+            layout = self.layout(kernel, o, op_grid, written=True)
+            in_place = value in self.params and value in self.copies
+            written[o.value] = self.copies[value][0].buffer if in_place else self.hold(value, layout, o.dtype)
+        self.steps.append(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
+        return written
+
+    def layout(self, kernel: Kernel, operand: Operand, op_grid: object, *, written: bool = False) -> Layout:
+        return Layout.of(operand, kernel, self.grid, op_grid, written=written)  # type: ignore[arg-type]
+
+    # Phases.
+
+    def forward(self) -> None:
+        for node in self.graph.ops:
+            xs = self.xs[node.name]
+            kernels = node.op.forward(xs, self.training)
+            for k in (*kernels, *node.op.update(xs)):
+                for o in k.reads:
+                    name = f"{node.name}.{o.value}"
+                    if o.value in self.param_names[node.name] and name not in self.params:
+                        self.params[name] = self.layout(k, o, self.plan[node.name])
+                        self.hold(name, self.params[name], o.dtype)
+            for k in kernels:
+                self.kernel(node, k)
+        loss = self.graph.loss
+        if loss is not None:
+            for short, result in (("y", "loss"), ("hits", "hits")):
+                value = f"{loss.name}:{short}"
+                if value in self.copies:
+                    copy = self.copies[value][0]
+                    self.results[result] = self.fetch(value, copy.layout.complete, loss, "float64")
+        self.results["output"] = self.copies[f"{self.graph.output}:y"][0].buffer
+
+    def backward(self, input_grad: bool) -> None:
+        self.phase = "backward"
+        trained = {n: [s for s in names if self._trained(n, s)] for n, names in self.param_names.items()}
+        needs: set[str] = {n.name for n in self.graph.inputs if input_grad and n.name != "target"}
+        for node in self.graph.ops:
+            if trained[node.name] or needs & set(node.inputs):
+                needs.add(node.name)
+        parts: dict[str, list[_Copy]] = {}
+        for node in reversed(self.graph.ops):
+            if node.name not in needs:
+                continue
+            if node is not self.graph.loss:
+                if node.name not in parts:
+                    continue  # nothing that the loss reads
+                self.gather_dy(node, parts.pop(node.name))
+            wanted = {f"dx{i}" for i, x in enumerate(node.inputs) if x in needs and i not in node.op.no_grad}
+            wanted |= {"dweight"} if trained[node.name] else set()
+            for k in node.op.backward(self.xs[node.name], frozenset(wanted)):
+                for short, buffer in self.kernel(node, k).items():
+                    self._deliver(node, k, short, buffer, parts)
+        for node in self.graph.inputs:
+            if node.name in parts:
+                self.gather_dy(node, parts.pop(node.name))
+
+    def _trained(self, node: str, short: str) -> bool:
+        return self.graph.params()[f"{node}.{short}"].kind != "statistic"
+
+    def _deliver(self, node: Node, kernel: Kernel, short: str, buffer: str, parts: dict[str, list[_Copy]]) -> None:
+        """Send a written gradient on: to its producer's list, or to the sum over the ranks that share the parameter."""
+        layout = self.buffers[buffer].layout
+        if short.startswith("dx") and short[2:].isdigit():
+            if kernel.push:
+                for move in accumulate(layout):
+                    buffer, layout = self.move(move, buffer, node), move.dst
+            parts.setdefault(node.inputs[int(short[2:])], []).append(_Copy(layout, buffer))
+        elif short[1:] in self.param_names[node.name]:
+            name = f"{node.name}.{short[1:]}"
+            self.grads[name] = self.fetch(f"{name}:grad", self.params[name], node)
+
+    def gather_dy(self, node: Node, parts: Sequence[_Copy]) -> None:
+        """Add the gradients that a node's readers return, those still partial before they are summed over ranks."""
+        value = f"{node.name}:dy"
+        groups: dict[Layout, list[str]] = {}
+        for p in parts:
+            groups.setdefault(p.layout, []).append(p.buffer)
+        home = self._grad_layout(node, next(iter(groups)))
+        arrived = []
+        for layout, buffers in groups.items():
+            name = self._sum(value, buffers, layout)
+            for move in transition(layout, home):
+                name = self.move(move, name, node)
+            arrived.append(name)
+        self.copies[value] = [_Copy(home, self._sum(value, arrived, home))]
+
+    def _grad_layout(self, node: Node, otherwise: Layout) -> Layout:
+        """Where a node wants its dy: the layout in which it wrote y, complete."""
+        if isinstance(node.op, Input):
+            return otherwise.plain.complete
+        kernels = node.op.forward(self.xs[node.name], self.training)
+        for k in kernels:
+            for o in k.writes:
+                if o.value == "y":
+                    return self.layout(k, o, self.plan[node.name], written=True).complete
+        raise AssertionError(f"{node.name} writes no y")
+
+    def _sum(self, value: str, buffers: Sequence[str], layout: Layout) -> str:
+        if len(buffers) == 1:
+            return buffers[0]
+        dst = self.buffer(value, layout, None)
+        self.steps.append(Sum(tuple(buffers), dst, self.phase))
+        return dst
+
+    def update(self) -> None:
+        self.phase = "update"
+        for node in self.graph.ops:
+            for k in node.op.update(self.xs[node.name]):
+                self.kernel(node, k)
+        names = tuple(n for n in self.params if n in self.grads)
+        self.steps.append(Update(names, tuple(self.grads[n] for n in names)))
+
+    def program(self) -> Program:
+        return Program(
+            self.graph,
+            self.plan,
+            self.batch,
+            tuple(self.steps),
+            self.buffers,
+            self.feeds,
+            self.params,
+            self.results,
+            {value: held[0].buffer for value, held in self.copies.items()},
+        )
+
+
+def _dearness(moves: Sequence[Move]) -> int:
+    return sum(m.kind != "slice" for m in moves)

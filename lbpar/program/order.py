@@ -1,0 +1,94 @@
+"""Order a program for overlap and free its arrays: starts as early, waits as late as the data allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lbpar.program.steps import Free, Program, Start, Step, Wait, reads, writes
+
+
+def finish(program: Program, *, keep: bool, overlap: bool) -> Program:
+    """Order the steps of a freshly lowered program and insert frees."""
+    steps = _sink_waits(_hoist_starts(list(program.steps))) if overlap else list(program.steps)
+    steps = _donate(steps, program, keep)
+    if not keep:
+        steps = _free(steps, program)
+    return replace(program, steps=tuple(steps))
+
+
+def _hoist_starts(steps: list[Step]) -> list[Step]:
+    """Move each start up to just behind the step that makes its array, within its phase; the order of starts is kept."""
+    out: list[Step] = []
+    for step in steps:
+        if not isinstance(step, Start):
+            out.append(step)
+            continue
+        at = len(out)
+        while at > 0:
+            before = out[at - 1]
+            if (
+                step.src in writes(before)
+                or isinstance(before, (Start, Wait))
+                or getattr(before, "phase", None) != step.phase
+            ):
+                break
+            at -= 1
+        out.insert(at, step)
+    return out
+
+
+def _sink_waits(steps: list[Step]) -> list[Step]:
+    """Move each wait down to just before the first step that reads what arrives (or to the end)."""
+    out: list[Step] = []
+    pending: dict[str, Wait] = {}
+    for step in steps:
+        if isinstance(step, Wait):
+            pending[step.dst] = step
+            continue
+        for name in reads(step):
+            if name in pending:
+                out.append(pending.pop(name))
+        out.append(step)
+    return out + list(pending.values())
+
+
+def _last_use(steps: list[Step]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    source: dict[str, str] = {}
+    for i, step in enumerate(steps):
+        for name in (*reads(step), *writes(step)):
+            last[name] = i
+        if isinstance(step, Start):
+            source[step.dst] = step.src
+        elif isinstance(step, Wait):
+            last[source[step.dst]] = i  # the array must live until its move is done
+    return last
+
+
+def _donate(steps: list[Step], program: Program, keep: bool) -> list[Step]:
+    if keep:
+        return steps
+    readers: dict[str, int] = {}
+    for step in steps:
+        for name in reads(step):
+            readers[name] = readers.get(name, 0) + 1
+    kept = set(program.params) | set(program.results.values())
+    return [
+        replace(s, donate=True) if isinstance(s, Start) and readers[s.src] == 1 and s.src not in kept else s
+        for s in steps
+    ]
+
+
+def _free(steps: list[Step], program: Program) -> list[Step]:
+    last = _last_use(steps)
+    kept = set(program.params) | set(program.results.values())
+    at: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name not in kept:
+            at.setdefault(i, []).append(name)
+    out: list[Step] = []
+    for i, step in enumerate(steps):
+        out.append(step)
+        if i in at:
+            out.append(Free(tuple(at[i])))
+    return out

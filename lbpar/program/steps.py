@@ -1,0 +1,145 @@
+"""The steps of a program. Every rank has the same steps in the same order; what differs is the blocks they touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lbpar.graph.graph import Graph
+from lbpar.graph.loops import Kernel
+from lbpar.layout.layout import Layout
+from lbpar.layout.transition import Move
+from lbpar.program.plan import Plan
+
+Phase = Literal["forward", "backward", "update"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Run one local kernel of a node on its blocks."""
+
+    node: str
+    kernel: Kernel
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a move of the array ``src`` (or do it, where it is local) towards ``dst``.
+
+    ``donate`` says that nothing else reads ``src``, so that its memory may be used.
+    """
+
+    move: Move
+    src: str
+    dst: str
+    node: str
+    phase: Phase
+    donate: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for the move into ``dst``."""
+
+    dst: str
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Add local arrays of one layout."""
+
+    srcs: tuple[str, ...]
+    dst: str
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Update:
+    """Apply the optimizer to all parameters from their complete gradients."""
+
+    params: tuple[str, ...]
+    grads: tuple[str, ...]
+    phase: Phase = "update"
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget arrays that no later step reads."""
+
+    buffers: tuple[str, ...]
+
+
+Step = Compute | Start | Wait | Sum | Update | Free
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array of a program: its layout and element type (None: the network's)."""
+
+    layout: Layout
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of one training or evaluation step.
+
+    Parameters
+    ----------
+    graph, plan, batch
+        What it was made from; ``batch`` is the global number of samples.
+    steps : tuple of Step
+        In order, the same on all ranks.
+    buffers : mapping
+        Every array by name.
+    feeds : mapping
+        Arrays filled from outside: buffer name to the name of the input node.
+    params : mapping
+        Layout of every parameter and running statistic.
+    results : mapping
+        Buffers to read at the end: ``loss``, ``hits``, ``output``.
+    values : mapping
+        Where each value (``conv1:y``, ``conv1:dy``, ``conv1.weight:grad``, ...) is held in its most complete form.
+    """
+
+    graph: Graph
+    plan: Plan
+    batch: int
+    steps: tuple[Step, ...]
+    buffers: Mapping[str, Buffer]
+    feeds: Mapping[str, str]
+    params: Mapping[str, Layout]
+    results: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def moves(self) -> tuple[Start, ...]:
+        """All communication (and local slices), in order."""
+        return tuple(s for s in self.steps if isinstance(s, Start))
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """Buffers that a step reads."""
+    if isinstance(step, Compute):
+        return step.reads
+    if isinstance(step, Start):
+        return (step.src,)
+    if isinstance(step, Sum):
+        return step.srcs
+    if isinstance(step, Update):
+        return step.grads
+    return ()
+
+
+def writes(step: Step) -> tuple[str, ...]:
+    """Buffers that a step makes available."""
+    if isinstance(step, Compute):
+        return step.writes
+    if isinstance(step, (Wait, Sum)):
+        return (step.dst,)
+    return ()

@@ -1,0 +1,47 @@
+"""Initial parameter values, drawn by global element index: the same network on any grid, no rank holding more than its block."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from math import prod, sqrt
+
+import numpy as np
+
+from lbpar.engine.random import fold, normal, uniform
+from lbpar.graph.loops import Param
+from lbpar.layout.layout import Layout
+from lbpar.layout.runs import Box, box_shape, indices
+
+
+def initial_state(
+    params: Mapping[str, Param], layouts: Mapping[str, Layout], rank: int, seed: int, dtype: np.dtype
+) -> dict[str, np.ndarray]:
+    """This rank's blocks of all parameters (in ``dtype``) and running statistics (float64)."""
+    return {name: initial_block(name, params[name], layouts[name].box(rank), seed, dtype) for name in layouts}
+
+
+def initial_block(name: str, param: Param, box: Box, seed: int, dtype: np.dtype) -> np.ndarray:
+    """The part ``box`` of one parameter's initial values.
+
+    He: normal with variance 2/fan_in [He et al. 2015]. Glorot: uniform with variance 2/(fan_in + fan_out) [Glorot 2010].
+    """
+    kind = np.dtype(np.float64) if param.kind == "statistic" else dtype
+    if param.init in ("zeros", "ones"):
+        return np.full(box_shape(box), 1.0 if param.init == "ones" else 0.0, kind)
+    key = fold(seed, zlib.crc32(name.encode()))
+    index = flat_index(box, param.shape)
+    if param.init == "he":
+        values = normal(key, index) * sqrt(2.0 / param.fan_in)
+    else:
+        values = (2.0 * uniform(key, index) - 1.0) * sqrt(6.0 / (param.fan_in + param.fan_out))
+    return values.astype(kind)
+
+
+def flat_index(box: Box, shape: tuple[int, ...]) -> np.ndarray:
+    """Flat global index of every element of a box, in the box's shape."""
+    out = np.zeros((1,) * len(shape), np.int64)
+    for d, runs in enumerate(box):
+        step = prod(shape[d + 1 :])
+        out = out + (indices(runs) * step).reshape((-1,) + (1,) * (len(shape) - d - 1))
+    return np.broadcast_to(out, box_shape(box))

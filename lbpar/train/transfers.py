@@ -1,0 +1,139 @@
+"""Carry out one rank's part of a move: pack, start, wait, unpack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lbpar.engine.base import Engine
+from lbpar.layout.exchange import Exchange, exchange
+from lbpar.layout.runs import box_size
+from lbpar.layout.transition import Move
+from lbpar.transport.base import Transport
+
+Array = Any
+Finish = Callable[[], Array]
+
+
+class Transfers:
+    """Starts moves of one rank's arrays; each start returns what finishes it.
+
+    Parameters
+    ----------
+    engine : Engine
+        Packs and unpacks.
+    transport : Transport
+        Carries the bytes. Collective: every rank of the move's sub-communicator starts the same moves in the same order.
+    """
+
+    def __init__(self, engine: Engine, transport: Transport) -> None:
+        self.engine, self.transport, self.rank = engine, transport, transport.rank
+
+    def start(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        """Start a move of ``array`` (this rank's block in ``move.src``); the result is its block in ``move.dst``.
+
+        ``donate`` allows the array's memory to be overwritten.
+        """
+        return getattr(self, f"_{move.kind}")(move, array, donate, tag)
+
+    def _slice(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        plan = exchange(move, self.rank)
+        if plan.shape == array.shape:
+            return lambda: array
+        out = self._kept(plan, array)
+        return lambda: out
+
+    def _allreduce(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        if not donate or not flat.flags.writeable:
+            flat = flat.copy()
+        request = self.transport.allreduce(flat, move.axes, move.src.reduce, tag)
+        return lambda: request.wait().reshape(array.shape)
+
+    def _reduce_scatter(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        plan = exchange(move, self.rank)
+        flat, counts = self._packed(plan, array)
+        request = self.transport.reduce_scatter(flat, counts, move.axes, move.src.reduce, tag)
+        return lambda: request.wait().reshape(plan.shape)
+
+    def _allgather(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        plan = exchange(move, self.rank)
+        counts = [box_size(move.src.box(m)) for m in plan.members]
+        request = self.transport.allgather(np.ascontiguousarray(array).reshape(-1), counts, move.axes, tag)
+
+        def finish() -> Array:
+            return self._join(plan, array, request.wait(), counts)
+
+        return finish
+
+    def _alltoall(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        plan = exchange(move, self.rank)
+        flat, sent = self._packed(plan, array, own=False)
+        sizes = {p.peer: p.size for p in plan.recvs}
+        counts = [sizes.get(m, 0) for m in plan.members]
+        request = self.transport.alltoall(flat, sent, counts, move.axes, tag)
+
+        def finish() -> Array:
+            return self._join(plan, array, request.wait(), counts)
+
+        return finish
+
+    def _p2p(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
+        plan = exchange(move, self.rank)
+        sends = {p.peer: self.engine.pack(array, p.index).reshape(-1) for p in plan.sends}
+        recvs = {p.peer: p.size for p in plan.recvs}
+        request = self.transport.exchange(sends, recvs, array.dtype, move.axes, tag)
+        add = move.kind == "accumulate"
+
+        def finish() -> Array:
+            out = self._kept(plan, array)
+            arrived = request.wait()
+            for p in plan.recvs:
+                self.engine.unpack(arrived[p.peer], out, p.index, accumulate=add)
+            return out
+
+        return finish
+
+    _halo = _p2p
+    _accumulate = _p2p
+
+    def _kept(self, plan: Exchange, array: Array) -> Array:
+        """A new destination array holding what stays on this rank, zero elsewhere."""
+        if plan.keep is None:
+            return np.zeros(plan.shape, array.dtype)
+        src, dst = plan.keep
+        part = self.engine.pack(array, src)
+        if part.shape == plan.shape:
+            return part
+        out = np.zeros(plan.shape, array.dtype)
+        self.engine.unpack(part, out, dst)
+        return out
+
+    def _packed(self, plan: Exchange, array: Array, own: bool = True) -> tuple[Array, list[int]]:
+        """Pieces for all members in order, in one flat buffer, and their sizes."""
+        pieces = {p.peer: p for p in plan.sends}
+        parts, counts = [], []
+        for m in plan.members:
+            if m == self.rank and own and plan.keep is not None:
+                part = self.engine.pack(array, plan.keep[0]).reshape(-1)
+            elif m in pieces:
+                part = self.engine.pack(array, pieces[m].index).reshape(-1)
+            else:
+                counts.append(0)
+                continue
+            parts.append(part)
+            counts.append(part.size)
+        return np.concatenate(parts) if parts else np.empty(0, array.dtype), counts
+
+    def _join(self, plan: Exchange, array: Array, arrived: Array, counts: list[int]) -> Array:
+        """Unpack pieces that arrived in member order beside what this rank kept."""
+        out = self._kept(plan, array)
+        pieces = {p.peer: p for p in plan.recvs}
+        offset = 0
+        for m, n in zip(plan.members, counts, strict=True):
+            if m in pieces and m != self.rank:
+                self.engine.unpack(arrived[offset : offset + n], out, pieces[m].index)
+            offset += n
+        return out
