@@ -1,0 +1,63 @@
+"""CosmoFlow (Mathuriya et al. 2018): a 3-D network that estimates cosmological parameters from dark-matter volumes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lbpar.config.section import Count, Flag, Fraction, Positive, Shape
+from lbpar.errors import GraphError
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.models.parts import scaled
+
+
+def cosmoflow(
+    *,
+    classes: Count = 4,
+    input: Shape = (128, 128, 128, 4),
+    width: Positive = 1.0,
+    variant: Literal["mlperf", "spatial"] = "mlperf",
+    norm: Flag = False,
+    dropout: Fraction = 0.5,
+) -> Graph:
+    """CosmoFlow: blocks of convolution, leaky ReLU and a halving pool until about 4 x 4 x 4 is left, then three linear layers.
+
+    Parameters
+    ----------
+    classes : int
+        Number of estimated parameters (a regression: train with ``loss: mse``).
+    input : tuple of int
+        Sample shape (D, H, W, C); 128, 256 and 512 are usual extents, and give 5, 6 and 7 blocks.
+    width : float
+        Factor of all channel counts.
+    variant : {"mlperf", "spatial"}
+        "mlperf": as the MLPerf HPC benchmark, 32 to 512 filters and max pooling. "spatial": as studies of spatial
+        parallelism use it, 16 to 256 filters, overlapping average pooling and wider linear layers.
+    norm : bool
+        Batch normalisation instead of the convolutions' bias.
+    dropout : float
+        Rate after the hidden linear layers.
+
+    Notes
+    -----
+    Scale the samples (log(1 + x)) beforehand. The output is linear: the originals' final 1.2 * tanh, which only
+    bounds the estimate, is left out.
+    """
+    if len(input) != 4 or min(input[:-1]) < 8:
+        raise GraphError(f"input: got {list(input)}, expected [D, H, W, C] with extents of at least 8.")
+    mlperf = variant == "mlperf"
+    first, most = (32, 512) if mlperf else (16, 256)
+    g = GraphBuilder(input, name="cosmoflow")
+    x = g.input
+    for i in range(1, min(input[:-1]).bit_length() - 2):
+        filters = scaled(min(first * 2 ** (i - 1), most), width)
+        x = g.conv(x, filters, 3, pad=1, bias=not norm, name=f"conv{i}")
+        if norm:
+            x = g.norm(x, momentum=0.01, name=f"norm{i}")
+        x = g.leaky_relu(x, 0.3, name=f"act{i}")
+        x = g.max_pool(x, 2, name=f"pool{i}") if mlperf else g.avg_pool(x, 3, 2, 1, name=f"pool{i}")
+    x = g.flatten(x, name="flatten")
+    for i, features in enumerate((128, 64) if mlperf else (2048, 256), 1):
+        x = g.leaky_relu(g.linear(x, scaled(features, width), name=f"fc{i}"), 0.3, name=f"fc{i}.act")
+        x = g.dropout(x, dropout, name=f"fc{i}.dropout")
+    return g.build(g.linear(x, classes, name="fc3"))

@@ -1,0 +1,105 @@
+"""U-Nets: 2-D (Ronneberger et al. 2015) and 3-D (Çiçek et al. 2016), padded so that the output is as large as the input."""
+
+from __future__ import annotations
+
+from lbpar.config.section import Count, Flag, Positive, Shape
+from lbpar.errors import GraphError
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.models.parts import scaled
+
+
+def unet2d(
+    *,
+    classes: Count = 2,
+    input: Shape = (256, 256, 1),
+    width: Positive = 1.0,
+    depth: Count = 4,
+    norm: Flag = True,
+) -> Graph:
+    """2-D U-Net: 64 filters at full resolution, twice as many at each of ``depth`` levels below.
+
+    Parameters
+    ----------
+    classes : int
+        Channels of the output.
+    input : tuple of int
+        Sample shape (H, W, C); H and W must be multiples of 2**depth.
+    width : float
+        Factor of all channel counts.
+    depth : int
+        Number of poolings.
+    norm : bool
+        Batch normalisation (which the original lacks) instead of a bias after each 3 x 3 convolution.
+    """
+    levels = [(scaled(64 * 2**i, width),) * 2 for i in range(depth + 1)]
+    return _unet("unet2d", 2, input, classes, levels, [pair[0] for pair in levels], not norm, norm, True)
+
+
+def unet3d(
+    *,
+    classes: Count = 3,
+    input: Shape = (64, 64, 64, 3),
+    width: Positive = 1.0,
+    depth: Count = 3,
+    norm: Flag = True,
+) -> Graph:
+    """3-D U-Net: the second convolution of a level doubles the channels, so that no pool is a bottleneck.
+
+    Parameters
+    ----------
+    classes : int
+        Channels of the output.
+    input : tuple of int
+        Sample shape (D, H, W, C); D, H and W must be multiples of 2**depth.
+    width : float
+        Factor of all channel counts.
+    depth : int
+        Number of poolings.
+    norm : bool
+        Batch normalisation after each 3 x 3 x 3 convolution (which also has a bias, as the original).
+    """
+    levels = [(scaled(32 * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
+    return _unet("unet3d", 3, input, classes, levels, [b for _, b in levels[1:]], True, norm, False)
+
+
+def _unet(
+    name: str,
+    rank: int,
+    input: Shape,
+    classes: int,
+    levels: list[tuple[int, int]],
+    rises: list[int],
+    bias: bool,
+    norm: bool,
+    rise_bias: bool,
+) -> Graph:
+    """``levels``: filters of the two convolutions going down; ``rises``: of the transposed convolution above a level."""
+    depth = len(levels) - 1
+    if len(input) != rank + 1 or any(e % 2**depth for e in input[:-1]):
+        sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
+        raise GraphError(
+            f"input: got {list(input)}, expected {sizes} with spatial sizes that are multiples of {2**depth} "
+            f"({depth} poolings); pad the samples or choose a smaller depth."
+        )
+    g = GraphBuilder(input, name=name)
+
+    def pair(x: str, filters: tuple[int, int], at: str) -> str:
+        for i, f in enumerate(filters, 1):
+            x = g.conv(x, f, 3, pad=1, bias=bias, name=f"{at}.conv{i}")
+            if norm:
+                x = g.norm(x, name=f"{at}.norm{i}")
+            x = g.relu(x, name=f"{at}.relu{i}")
+        return x
+
+    x, skips = g.input, []
+    for i, filters in enumerate(levels[:-1], 1):
+        x = pair(x, filters, f"down{i}")
+        skips.append(x)
+        x = g.max_pool(x, 2, name=f"down{i}.pool")
+    x = pair(x, levels[-1], "bottom")
+    for i in range(depth, 0, -1):
+        x = g.conv_transpose(x, rises[i - 1], 2, 2, bias=rise_bias, name=f"up{i}.up")
+        x = g.concat([skips[i - 1], x], name=f"up{i}.concat")
+        x = pair(x, (levels[i - 1][1],) * 2, f"up{i}")
+    return g.build(g.conv(x, classes, 1, name="head"))
