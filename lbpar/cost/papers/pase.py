@@ -1,0 +1,307 @@
+"""The cost model of PaSE's public prototype (Elango, IPDPS 2021; github.com/baidu-research/PaSE), exactly.
+
+Costs are in floating-point operations, a multiply-add counted as one; a word is 8 bytes and is worth ``flops_per_word``
+operations of the device. There is no latency, and convolutions are never split in space. A vertex' configuration is one
+split factor per loop dimension; the product is at most the number of processes.
+
+Vertices of the same shape share one table of configurations and costs, and edges between the same shapes share one
+matrix, stored by the distinct splits of the tensor (:class:`Matrix`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbpar.errors import ConfigError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CUTOFF = 4  # a block is at least this long, or the dimension is whole
+TFLOPS = 10.0
+GBPS = 16.0
+WORD_BYTES = 8
+_EXPONENTIAL = 3.0  # operations of one exponential
+_NORM_OPERATIONS = 8.0  # per element and pass
+_SOFTMAX_WORDS = 2.0  # per sample where the classes are split
+
+Kind = Literal["conv", "linear", "pool", "norm", "add", "concat", "mean", "ravel", "unravel", "softmax"]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A layer: its loop dimensions and how they index its tensors.
+
+    Attributes
+    ----------
+    loops : one letter per loop dimension, "bchwrsn" for a convolution, "bnc" for a linear layer.
+    extents : extent of each loop; ``whole`` lists the letters that may not be split.
+    inputs : shape of each input tensor; ``reads``: the letter that splits each of its dimensions.
+    output, writes : the same for the output tensor.
+    window : kernel height and width of a pooling, for its halo.
+    pointwise : fused point-wise operations.
+    """
+
+    kind: Kind
+    loops: str
+    extents: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    reads: str
+    output: tuple[int, ...]
+    writes: str
+    whole: str = ""
+    window: tuple[int, int] = (1, 1)
+    pointwise: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device's rate and its link's; ``cutoff`` is the least block length."""
+
+    tflops: float = TFLOPS
+    gbps: float = GBPS
+    cutoff: int = CUTOFF
+
+    def __post_init__(self) -> None:
+        if self.tflops <= 0 or self.gbps <= 0 or self.cutoff < 1:
+            raise ConfigError(
+                f"pase: got {self.tflops} TFLOPS, {self.gbps} GB/s, cutoff {self.cutoff}; expected positive numbers"
+            )
+
+    @property
+    def flops_per_word(self) -> float:
+        """Operations in the time of one word."""
+        return self.tflops * 1000 / (self.gbps / WORD_BYTES)
+
+    def allreduce(self, words: Floats, procs: Floats | Ints) -> Floats:
+        """Ring allreduce of ``words`` over ``procs``, in operations; nothing over one process."""
+        return self.flops_per_word * 2.0 * (procs - 1) * words / procs
+
+
+@dataclass
+class Graph:
+    """Vertices by name, in order, and edges (producer, consumer, number of the consumer's input)."""
+
+    vertices: dict[str, Vertex] = field(default_factory=dict)
+    edges: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+def divisors(n: int) -> list[int]:
+    """Divisors of ``n`` in increasing order."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def configurations(extents: Sequence[int], procs: int, cutoff: int = CUTOFF) -> Ints:
+    """All split factors, shape (k, dims): divisors that leave at least ``cutoff`` (or 1), with product at most ``procs``.
+
+    Rows are in lexicographic order.
+    """
+    rows = np.ones((1, 0), np.int64)
+    products = np.ones(1, np.int64)
+    for n in extents:
+        options = np.array([d for d in divisors(n) if n / d >= cutoff and d <= procs] or [1], np.int64)
+        grown = products[:, None] * options[None, :]
+        which, option = np.nonzero(grown <= procs)
+        rows = np.concatenate([rows[which], options[option][:, None]], axis=1)
+        products = grown[which, option]
+    return rows
+
+
+def vertex_configurations(vertex: Vertex, procs: int, cutoff: int = CUTOFF) -> Ints:
+    """Configurations of ``vertex``, shape (k, loops)."""
+    extents = [1 if letter in vertex.whole else n for letter, n in zip(vertex.loops, vertex.extents, strict=True)]
+    rows = configurations(extents, procs, cutoff)
+    if vertex.kind in ("ravel", "unravel"):
+        rows = rows[[_contiguous(vertex.extents, row) for row in rows.tolist()]]
+    return rows
+
+
+def _contiguous(extents: Sequence[int], row: Sequence[int]) -> bool:
+    """Whether the blocks of ``row`` are contiguous in row-major order: whole dimensions after the first partly split one."""
+    rest = itertools.dropwhile(lambda pair: pair[0] == pair[1], zip(extents, row, strict=True))
+    return all(c == 1 for _, c in itertools.islice(rest, 1, None))
+
+
+def node_costs(vertex: Vertex, rows: Ints, machine: Machine) -> Floats:
+    """Compute and intra-layer communication of every configuration, shape (k,), in operations."""
+    split = {letter: rows[:, i].astype(np.float64) for i, letter in enumerate(vertex.loops)}
+    local = {letter: n / split[letter] for letter, n in zip(vertex.loops, vertex.extents, strict=True)}
+    return _COSTS[vertex.kind](vertex, split, local, machine)
+
+
+Blocks = dict[str, Floats]
+
+
+def _product(of: Blocks, letters: str) -> Floats:
+    out = of[letters[0]]
+    for letter in letters[1:]:
+        out = out * of[letter]
+    return out
+
+
+def _gemm(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine, m: str, n: str, k: str) -> Floats:
+    """A matrix product with loop groups m (rows), n (columns), k (summed): one product forward, two backward."""
+    lm, ln, lk = (_product(local, letters) for letters in (m, n, k))
+    pm, pn, pk = (_product(split, letters) for letters in (m, n, k))
+    compute = 3 * lm * ln * lk + 3 * vertex.pointwise * lm * ln
+    sums = machine.allreduce(lm * ln, pk) + machine.allreduce(lm * lk, pn) + machine.allreduce(ln * lk, pm)
+    return compute + sums
+
+
+def _conv(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    return _gemm(vertex, split, local, machine, "bhw", "n", "crs")
+
+
+def _linear(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    return _gemm(vertex, split, local, machine, "b", "n", "c")
+
+
+def _pool(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    b, c, h, w = (n / split[letter] for n, letter in zip(vertex.inputs[0], "bchw", strict=True))
+    r, s = vertex.window
+    ghosts = b * c * ((h + r * (split["h"] > 1)) * (w + s * (split["w"] > 1)) - h * w)
+    return _product(local, vertex.loops) + machine.flops_per_word * ghosts
+
+
+def _norm(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    """The prototype normalises along the batch dimension: that is the axis it reduces over."""
+    axis, others = vertex.loops[0], vertex.loops[1:]
+    elements = _product(local, vertex.loops)
+    moments = machine.allreduce(elements / local[axis], split[axis])
+    scales = machine.allreduce(local[axis], _product(split, others))
+    return 2 * _NORM_OPERATIONS * elements + 4 * moments + 4 * scales
+
+
+def _add(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    return (1 + vertex.pointwise) * _product(local, vertex.loops)
+
+
+def _free(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    return np.zeros_like(split[vertex.loops[0]])
+
+
+def _mean(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    return machine.allreduce(_product(local, vertex.loops), _product(split, "hw"))
+
+
+def _softmax(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
+    samples = local["b"]
+    exchanged = machine.flops_per_word * _SOFTMAX_WORDS * samples * (split["n"] > 1)
+    return (_EXPONENTIAL + 1) * samples * local["n"] + 2 * samples + exchanged
+
+
+_COSTS: dict[str, Callable[[Vertex, Blocks, Blocks, Machine], Floats]] = {
+    "conv": _conv,
+    "linear": _linear,
+    "pool": _pool,
+    "norm": _norm,
+    "add": _add,
+    "concat": _free,
+    "mean": _mean,
+    "ravel": _free,
+    "unravel": _free,
+    "softmax": _softmax,
+}
+
+
+def tensor_splits(vertex: Vertex, rows: Ints, letters: str) -> Ints:
+    """Split factors of a tensor's dimensions, shape (k, dims); "*" stands for all loops together (a flat tensor)."""
+    if letters == "*":
+        return rows.prod(axis=1, keepdims=True)
+    return rows[:, [vertex.loops.index(letter) for letter in letters]]
+
+
+def edge_costs(shape: Sequence[int], have: Ints, need: Ints, machine: Machine) -> Floats:
+    """Words moved between a producer's and a consumer's splits of a tensor, in operations, shape (len(have), len(need)).
+
+    Twice, for the tensor and its gradient, what a block of the consumer needs less what it shares with a block of the
+    producer: block shapes are compared, not positions, and nothing is shared if the consumer splits into more blocks.
+    """
+    extents = np.asarray(shape, np.float64)
+    held, wanted = extents / have, extents / need
+    shared = np.ones((len(have), len(need)))
+    for d in range(len(shape)):
+        shared *= np.minimum.outer(held[:, d], wanted[:, d])
+    shared[have.prod(axis=1)[:, None] < need.prod(axis=1)[None, :]] = 0.0
+    return machine.flops_per_word * 2.0 * np.maximum(wanted.prod(axis=1)[None, :] - shared, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Edge costs by class: the cost of (cu, cv) is ``table[rows[cu], columns[cv]]``."""
+
+    table: Floats
+    rows: Ints
+    columns: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Everything a search needs: per vertex its configurations (k, loops) and costs (k,), per edge a :class:`Matrix`."""
+
+    configurations: dict[str, Ints]
+    nodes: dict[str, Floats]
+    edges: dict[tuple[str, str], Matrix]
+
+    def row(self, name: str, configuration: Sequence[int]) -> int:
+        """Number of a configuration of vertex ``name``."""
+        hit = np.flatnonzero((self.configurations[name] == np.asarray(configuration)).all(axis=1))
+        if hit.size == 0:
+            raise ConfigError(f"pase: {name} has no configuration {tuple(configuration)}")
+        return int(hit[0])
+
+    def total(self, choice: dict[str, int]) -> float:
+        """Cost of a strategy, one configuration number per vertex."""
+        nodes = sum(float(cost[choice[n]]) for n, cost in self.nodes.items())
+        edges = sum(float(m.table[m.rows[choice[a]], m.columns[choice[b]]]) for (a, b), m in self.edges.items())
+        return nodes + edges
+
+
+def build_tables(graph: Graph, procs: int, machine: Machine | None = None) -> Tables:
+    """Configurations and costs of every vertex and edge of ``graph`` over ``procs`` processes.
+
+    Vertices and edges of equal shapes get the very same arrays.
+    """
+    if procs < 1:
+        raise ConfigError(f"pase: got {procs} processes; expected at least 1")
+    machine = machine or Machine()
+    shapes: dict[Vertex, tuple[Ints, Floats]] = {}
+    splits: dict[tuple[Vertex, str], tuple[Ints, Ints]] = {}
+    matrices: dict[tuple[Vertex, Vertex, int], Matrix] = {}
+    tables: dict[tuple[tuple[int, ...], int, int], Floats] = {}
+    distinct: dict[bytes, Ints] = {}
+
+    def split(vertex: Vertex, letters: str) -> tuple[Ints, Ints]:
+        """Distinct splits of a tensor of ``vertex``, and which of them each configuration has."""
+        key = (vertex, letters)
+        if key not in splits:
+            found, index = np.unique(tensor_splits(vertex, shapes[vertex][0], letters), axis=0, return_inverse=True)
+            same = distinct.setdefault(found.tobytes() + bytes([found.shape[1]]), found)
+            splits[key] = (same, index.reshape(-1))
+        return splits[key]
+
+    for vertex in graph.vertices.values():
+        if vertex not in shapes:
+            rows = vertex_configurations(vertex, procs, machine.cutoff)
+            shapes[vertex] = (rows, node_costs(vertex, rows, machine))
+    edges: dict[tuple[str, str], Matrix] = {}
+    for producer, consumer, number in graph.edges:
+        u, v = graph.vertices[producer], graph.vertices[consumer]
+        if (u, v, number) not in matrices:
+            have, rows = split(u, u.writes)
+            need, columns = split(v, v.reads)
+            key = (u.output, id(have), id(need))
+            if key not in tables:
+                tables[key] = edge_costs(u.output, have, need, machine)
+            matrices[u, v, number] = Matrix(tables[key], rows, columns)
+        edges[producer, consumer] = matrices[u, v, number]
+    names = graph.vertices.items()
+    return Tables({n: shapes[v][0] for n, v in names}, {n: shapes[v][1] for n, v in names}, edges)
