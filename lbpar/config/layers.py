@@ -111,8 +111,7 @@ class Norm(Layer):
     affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
     stats: Literal["global", "sample", "local"] = Field(
         default="global",
-        description="Which samples share statistics: the whole batch, the group of ranks that splits the same "
-        "samples, or each rank alone.",
+        description="Which processes merge their statistics: all, those that share the same samples, or none.",
     )
 
 
