@@ -13,7 +13,7 @@ from lbpar.errors import DataError
 
 Run: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[tuple[Run, ...], ...]
-"""Per dimension of a sample (without the batch): increasing, disjoint runs (lo, hi), hi excluded. () selects nothing."""
+"""Per dimension of a sample, without the batch: increasing, disjoint runs (lo, hi), hi excluded; () selects nothing."""
 
 
 def whole(shape: Sequence[int]) -> Box:
