@@ -1,0 +1,97 @@
+"""From a run file's ``parallel`` section or a plan file to a plan."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from lbpar.config.parallel import ParallelConfig
+from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
+from lbpar.errors import PlanError
+from lbpar.graph.graph import Graph
+from lbpar.layout.grid import Grid
+from lbpar.plan.assign import assign
+from lbpar.plan.strategies import strategy_plan
+from lbpar.program.plan import OpGrid, Plan
+
+
+def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int) -> Plan:
+    """The plan that a run file asks for.
+
+    Parameters
+    ----------
+    parallel : ParallelConfig
+        Strategy or plan file, and exceptions per layer.
+    graph : Graph
+        The network, with its loss.
+    batch : int
+        Global number of samples.
+    procs : int
+        Number of processes.
+
+    Raises
+    ------
+    PlanError
+        A layer or loop does not exist, ways do not fit the processes, or a plan file is for something else.
+    """
+    if parallel.plan_file is not None:
+        plan = plan_from_file(load_plan_file(parallel.plan_file), graph, batch, procs, parallel.plan_file)
+        given = _given(parallel.layers, graph, plan.grid)
+        plan = Plan(plan.grid, {**plan.ops, **given})
+    else:
+        grid = Grid.of(procs)
+        given = _given(parallel.layers, graph, grid)
+        name = parallel.strategy
+        if name == "auto":
+            name = "data" if batch >= procs else "spatial"
+        plan = strategy_plan(name, graph, grid, batch, given)
+    plan.check(graph, batch)
+    return plan
+
+
+def _given(layers: Mapping[str, Mapping[str, int | Sequence[int]]], graph: Graph, grid: Grid) -> dict[str, OpGrid]:
+    out: dict[str, OpGrid] = {}
+    for name, ways in layers.items():
+        check_layer(name, graph)
+        out[name] = assign(name, ways, grid)
+    return out
+
+
+def check_layer(name: str, graph: Graph) -> None:
+    """Raise PlanError, with the nearest name, if the graph has no op of this name."""
+    names = [n.name for n in graph.ops]
+    if name not in names:
+        raise PlanError(f"parallel.layers: {graph.name} has no layer {name!r}{_nearest(name, names)}")
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; its layers are {', '.join(names)}."
+
+
+def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: str = "plan file") -> Plan:
+    """A stored plan, checked against the network, batch and processes of this run."""
+    if file.procs != procs:
+        raise PlanError(f"{where}: made for {file.procs} processes, but this run has {procs}; make a plan for {procs}.")
+    if file.batch is not None and file.batch != batch:
+        raise PlanError(
+            f"{where}: made for batch {file.batch}, but this run has batch {batch}; change one of them, or remove `batch` from the plan to use it all the same."
+        )
+    names = {n.name for n in graph.ops}
+    missing, unknown = sorted(names - set(file.ops)), sorted(set(file.ops) - names)
+    if unknown:
+        raise PlanError(f"{where}: plans layer {unknown[0]!r}, which {graph.name} has not{_nearest(unknown[0], names)}")
+    grid = Grid(tuple(file.grid))
+    if missing == sorted(names) and names:
+        raise PlanError(f"{where}: gives no layer of {graph.name} a grid.")
+    given = {name: assign(name, ways, grid) for name, ways in file.ops.items()}
+    return strategy_plan("data", graph, grid, batch, given)
+
+
+def save_plan(plan: Plan, path: str | Path, *, model: str | None = None, batch: int | None = None) -> None:
+    """Write a plan where `resolve_plan` can read it (YAML, or JSON by the file's ending)."""
+    ops = {name: {loop: tuple(axes) for loop, axes in op_grid.items()} for name, op_grid in plan.ops.items()}
+    content = {"procs": plan.grid.size, "grid": plan.grid.sizes, "model": model, "batch": batch, "ops": ops}
+    save_plan_file(PlanFile.model_validate(content), path)
