@@ -52,13 +52,15 @@ def check(cls: type[T], data: Any, source: str) -> T:
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     """Return ``did you mean 'x'? `` for the closest known name, or an empty string."""
     lower = {k.lower(): k for k in reversed(known)}
-    close = get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.5)
+    close = get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.6)
     return f"did you mean '{lower[close[0]]}'? " if close else ""
 
 
 def shorten(value: Any) -> str:
     """Show a value in at most about 60 characters."""
     if isinstance(value, dict):
+        if not value:
+            return "{}"
         return f"fields ({', '.join(map(str, value))})" if len(value) < 6 else f"{len(value)} fields"
     text = repr(list(value)) if isinstance(value, tuple) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
