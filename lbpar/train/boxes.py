@@ -1,33 +1,18 @@
-"""Boxes of global tensors as checkpoints use them: per dimension, the runs of indices that a block holds.
-
-A block of a tensor is a box: ``((lo, hi), ...)`` per dimension, half-open, increasing, not overlapping. The block's
-array lies dense in memory, runs one after the other. A tensor without dimensions has the box ``()``.
-"""
+"""How a box of a tensor (see `lbpar.layout.runs`) maps to slabs of a file: plain slices on both sides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, product
-from math import prod
 
-Run = tuple[int, int]
-Box = tuple[tuple[Run, ...], ...]
+from lbpar.layout.runs import Box, Runs, length
+
 Slices = tuple[slice, ...]
 
 
 def whole(shape: Sequence[int]) -> Box:
     """The box of a whole tensor."""
     return tuple(((0, n),) for n in shape)
-
-
-def box_shape(box: Box) -> tuple[int, ...]:
-    """Shape of the block's array."""
-    return tuple(sum(hi - lo for lo, hi in runs) for runs in box)
-
-
-def box_size(box: Box) -> int:
-    """Number of elements of the block."""
-    return prod(box_shape(box))
 
 
 def box_fits(box: Box, shape: Sequence[int]) -> bool:
@@ -41,13 +26,34 @@ def box_fits(box: Box, shape: Sequence[int]) -> bool:
     return True
 
 
-def slabs(box: Box) -> Iterator[tuple[Slices, Slices]]:
-    """Pairs (slices of the global tensor, slices of the block's array), one for each combination of nonempty runs."""
+def slabs(box: Box, chunk: Sequence[int] | None = None) -> Iterator[tuple[Slices, Slices]]:
+    """Pairs (slices of the global tensor, slices of the block's array) that together cover a box, none empty.
+
+    Parameters
+    ----------
+    box : Box
+        Per dimension, runs of global indices; the block's array holds them dense, one run after the other.
+    chunk : sequence of int, optional
+        The file's chunk shape. A box with many runs in a late dimension is then walked band by band of chunks, so
+        that each chunk is fetched once and not once per run.
+    """
     per_dim = []
-    for runs in box:
+    for i, runs in enumerate(box):
+        if chunk is not None and any(len(later) > 1 for later in box[i + 1 :]):
+            runs = _cut(runs, chunk[i])
         offsets = accumulate((hi - lo for lo, hi in runs), initial=0)
         per_dim.append(
             [(slice(lo, hi), slice(at, at + hi - lo)) for (lo, hi), at in zip(runs, offsets, strict=False) if hi > lo]
         )
     for pairs in product(*per_dim):
         yield tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+
+
+def _cut(runs: Runs, step: int) -> Runs:
+    """The same indices, runs cut at the multiples of ``step``."""
+    cut = []
+    for lo, hi in runs:
+        bounds = [lo, *range((lo // step + 1) * step, hi, step), hi] if hi > lo else [lo, lo]
+        cut += list(pairwise(bounds))
+    assert length(tuple(cut)) == length(runs)
+    return tuple(cut)

@@ -26,12 +26,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.errors import CheckpointError
-from lbpar.train.boxes import Box, box_fits, box_shape, box_size, slabs
+from lbpar.layout.runs import Box, box_shape, box_size
+from lbpar.train.boxes import box_fits, slabs
 
 Block = tuple[str, Box, NDArray[Any]]
 
 FORMAT = 1
-CHUNK_BYTES = 1 << 20  # the size of HDF5's own chunk cache, so a chunk that two blocks share is not read back twice
+CHUNK_BYTES = 1 << 20
+CACHE_BYTES = 16 << 20  # per open tensor; must hold the chunks that a block with many runs keeps coming back to
 
 _NAME = re.compile(r"step-(\d+)")
 _TENSORS, _META = "tensors.h5", "meta.json"
@@ -152,8 +154,9 @@ class Checkpoint:
             )
         out = np.empty(box_shape(box), dtype)
         try:
-            for there, here in slabs(box):
-                out[here] = self._file[_key(name)][there]
+            dataset = self._file[_key(name)]  # opened once: the cache of chunks goes with it
+            for there, here in slabs(box, dataset.chunks):
+                out[here] = dataset[there]
         except _FAILURES as error:
             raise _damaged(self.path, f"tensor {name!r} cannot be read: {error}") from error
         return out
@@ -197,7 +200,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if size != expected:
         raise _damaged(path, f"{_TENSORS} has {size} bytes, expected {expected}")
     try:
-        return Checkpoint(path, h5py.File(path / _TENSORS, "r", locking="best-effort"), content)
+        return Checkpoint(
+            path, h5py.File(path / _TENSORS, "r", locking="best-effort", rdcc_nbytes=CACHE_BYTES), content
+        )
     except _FAILURES as error:
         raise _damaged(path, f"{_TENSORS} cannot be opened: {error}") from error
 
@@ -219,7 +224,7 @@ def _write_tensors(
     missing = {name: prod(shape) for name, (shape, _) in tensors.items()}
     stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     try:
-        handle = h5py.File(file, "w", locking="best-effort")
+        handle = h5py.File(file, "w", locking="best-effort", rdcc_nbytes=CACHE_BYTES)
     except _FAILURES as error:
         raise _unwritable(path, error) from error
     with _Closing(handle, path):
@@ -287,7 +292,7 @@ def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def _write_block(dataset: Any, box: Box, array: NDArray[Any], path: Path) -> None:
     try:
-        for there, here in slabs(box):
+        for there, here in slabs(box, dataset.chunks):
             dataset[there] = array[here]
     except _FAILURES as error:
         raise _unwritable(path, error) from error

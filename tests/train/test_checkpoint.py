@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbpar.errors import CheckpointError
+from lbpar.layout.runs import box_shape
 from lbpar.train import checkpoint
-from lbpar.train.boxes import box_fits, box_shape, slabs, whole
+from lbpar.train.boxes import box_fits, slabs, whole
 from lbpar.train.checkpoint import checkpoint_path, latest, list_checkpoints, open_checkpoint, prune, write_checkpoint
 
 h5py = pytest.importorskip("h5py")
@@ -77,6 +78,17 @@ def test_slabs_name_every_element_once():
         ((slice(5, 6), slice(1, 4)), (slice(2, 3), slice(0, 3))),
     ]
     assert list(slabs(())) == [((), ())]
+
+
+def test_slabs_walk_band_by_band_of_chunks():
+    box = (((1, 5),), ((0, 2), (3, 4)))
+    there = [there for there, _ in slabs(box, (2, 4))]
+    assert there == [(slice(*rows), slice(*columns)) for rows in ((1, 2), (2, 4), (4, 5)) for columns in box[1]]
+    assert len(list(slabs((box[0], ((0, 4),)), (2, 4)))) == 1  # one run: HDF5 walks the chunks itself
+    array, out = np.arange(20).reshape(5, 4), np.full((4, 3), -1)
+    for there, here in slabs(box, (2, 4)):
+        out[here] = array[there]
+    np.testing.assert_array_equal(out, take(array, box))
 
 
 @pytest.mark.parametrize(
