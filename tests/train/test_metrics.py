@@ -110,7 +110,7 @@ def test_without_tensorboard_a_clear_message(tmp_path, monkeypatch):
 
 
 def test_resuming_keeps_what_the_checkpoint_knew(tmp_path):
-    write(tmp_path, tensorboard=True)
+    write(tmp_path, [*RECORDS[:2], {**RECORDS[2], "step": 21}], tensorboard=True)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "st')  # the run died here
     write(tmp_path, [{"epoch": 2, "step": 30, "loss": 0.25}], tensorboard=True, resume_step=20)

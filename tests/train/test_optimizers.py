@@ -259,7 +259,10 @@ def test_saved_and_loaded_run_equals_the_uninterrupted_one(make):
     saved = {k: v.copy() for k, v in first.state_dict().items()}
     second.load_state_dict(saved, first.counters())
     run(first, middle, grads[20:])  # must not disturb the copy
+    kept = {k: v.copy() for k, v in saved.items()}
     result = run(second, middle, grads[20:])
+    for key, array in kept.items():
+        np.testing.assert_array_equal(saved[key], array)
     for name in whole:
         np.testing.assert_array_equal(result[name], whole[name])
 
