@@ -83,6 +83,15 @@ def test_grouped_alexnet_is_the_two_tower_original() -> None:
     assert outputs == [(55, 55, 96), (27, 27, 256), (13, 13, 384), (13, 13, 384), (13, 13, 256)]
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_alexnet_pools_overlap(grouped: bool) -> None:
+    graph = build_model("alexnet", grouped=grouped)
+    pools = [n.op for n in graph.ops if n.op.kind == "max_pool"]
+    assert [(p.kernel, p.stride) for p in pools] == [((3, 3), (2, 2))] * 3  # type: ignore[attr-defined]
+    shapes = graph.shapes(1)
+    assert [shapes[f"features.{i}"][1] for i in (2, 5, 12)] == [27, 13, 6]
+
+
 def test_inception_with_its_auxiliary_classifier_would_have_the_published_count() -> None:
     # The head that training with two losses adds, on the 768 channels of 17 x 17 that Mixed_6e gives.
     assert build_model("inception_v3").shapes(1)["Mixed_6e.concat"] == (1, 17, 17, 768)
@@ -127,6 +136,12 @@ def test_unet3d_count_is_the_papers() -> None:
     normed = build_model("unet3d")
     assert sum(p.size for p in normed.params().values() if p.kind in ("weight", "bias")) == 19_069_955
     assert normed.shapes(1)[normed.output] == (1, 64, 64, 64, 3)
+
+
+def test_unets_join_the_skip_first() -> None:
+    graph = build_model("unet2d", depth=2)
+    assert graph["up2.concat"].inputs == ("down2.relu2", "up2.up")
+    assert graph["up1.concat"].inputs == ("down1.relu2", "up1.up")
 
 
 def test_unets_say_which_sizes_fit() -> None:
