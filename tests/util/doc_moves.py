@@ -1,0 +1,81 @@
+"""The communication of the networks that documentation pages show, as text: derived from the program, never typed.
+
+A page holds a run file in a ```yaml block and its collectives in a ```moves block. To write the latter anew:
+``python -m tests.util.doc_moves docs/strategies/*.md``
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from lbpar.config.run_file import parse_run
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import CrossEntropy, Mse
+from lbpar.layout.exchange import volume
+from lbpar.layout.grid import Grid
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Program, Start
+
+YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MOVES = re.compile(r"^```moves\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def program(text: str) -> Program:
+    """The program of a run file with an inline network that names the grid axes of each layer; the loss follows N."""
+    run = parse_run(text)
+    assert run.parallel.procs, "the run file says parallel.procs"
+    grid = Grid.of(run.parallel.procs)
+    ops = {}
+    for layer, loops in run.parallel.layers.items():
+        assert all(isinstance(axes, tuple) for axes in loops.values()), f"{layer}: name axes, as in [0, 1]"
+        ops[layer] = dict(loops)
+    ops["loss"] = {"N": ops[run.model.layers[-1].name].get("N", ())}  # type: ignore[union-attr,index]
+    loss = {"cross_entropy": CrossEntropy, "mse": Mse}[run.train.loss]()
+    return lower(_graph(run.model).with_loss(loss), Plan(grid, ops), run.train.batch, overlap=False)  # type: ignore[arg-type]
+
+
+def _graph(model: object) -> Graph:
+    g, last = GraphBuilder(model.input), ""  # type: ignore[attr-defined]
+    for name, sources, layer in model.resolved():  # type: ignore[attr-defined]
+        options = {k: v for k, v in layer.model_dump(exclude_unset=True).items() if k not in ("op", "name", "sources")}
+        x = list(sources) if layer.kind in ("add", "multiply", "concat") else sources[0]
+        last = getattr(g, layer.kind)(x, **options, name=name)
+    return g.build(last)
+
+
+def table(prog: Program) -> str:
+    """One line per collective: pass, layer, collective, tensor, groups of ranks, elements that rank 0 sends."""
+    rows = [("pass", "layer", "collective", "of", "groups of ranks", "sent")]
+    for start in prog.moves:
+        if start.move.kind != "slice" and start.node != "loss":
+            rows.append(_row(start))
+    widths = [max(len(r[i]) for r in rows) for i in range(5)]
+    return "".join("  ".join([*(c.ljust(w) for c, w in zip(r[:5], widths, strict=True)), r[5]]) + "\n" for r in rows)
+
+
+def _row(start: Start) -> tuple[str, ...]:
+    grid = start.move.src.grid
+    groups = sorted({grid.group(start.move.axes, r) for r in range(grid.size)})
+    listed = " | ".join(" ".join(map(str, g)) for g in groups)
+    value = start.src.split("@")[0]
+    tensor = f"{start.node} dy" if ":dx" in value else value.replace(":grad", " gradient").replace(":", " ")
+    return (start.phase, start.node, start.move.kind, tensor, listed, str(volume(start.move, 0).elements))
+
+
+def expected(page: str) -> str:
+    """The ```moves block that belongs to a page's run file."""
+    found = YAML.search(page)
+    assert found, "the page has no ```yaml block"
+    return table(program(found[1]))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        page = path.read_text(encoding="utf-8")
+        before, _, rest = page.partition("```moves\n")
+        path.write_text(f"{before}```moves\n{expected(page)}{rest[rest.index('```') :]}", encoding="utf-8")
