@@ -128,7 +128,7 @@ def _npy(path: Path) -> Any:
 
 def _npz(path: Path, split: str) -> list[Split]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name.lower(): file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
         raise DataError(f"{path}: cannot be read as an NPZ file: {e}.") from None

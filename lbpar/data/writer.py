@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -63,7 +63,8 @@ def new_file(path: str | Path) -> Iterator[Any]:
     except OSError as e:
         raise DataError(f"{path}: cannot write: {e.strerror or e}.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been made
+            part.unlink()
 
 
 def write(path: str | Path, splits: list[Split], classes: int | None = None, gzip: bool = False) -> None:

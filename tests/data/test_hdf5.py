@@ -1,0 +1,246 @@
+"""Reading HDF5: any box equals the same part of the whole array; wrong files get clear errors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from lbpar.config.data import DataConfig
+from lbpar.data.box import Box, box_shape, indices
+from lbpar.data.dataset import open_dataset
+from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.writer import Split, new_file, write
+from lbpar.errors import DataError
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((11, 5, 6, 7, 3)).astype(np.float32)
+Y = RNG.integers(0, 4, (11, 5, 6, 7))
+
+
+def part(a: np.ndarray, samples: Any, box: Box) -> np.ndarray:
+    """The oracle: plain indexing of the whole array."""
+    return a[np.ix_(samples, *(indices(runs) for runs in box))]
+
+
+def random_box(rng: np.random.Generator, shape: tuple[int, ...]) -> Box:
+    """Per dimension zero to two runs."""
+    box = []
+    for e in shape:
+        ends = sorted(rng.integers(0, e + 1, 4).tolist())
+        box.append(tuple([(ends[0], ends[1]), (ends[2], ends[3])][: rng.integers(1, 3)]))
+    return tuple(box)
+
+
+@pytest.fixture(params=["plain", "gzip"])
+def path(request, tmp_path) -> Path:
+    out = tmp_path / "d.h5"
+    write(out, [Split("train", X, Y), Split("test", X[::-1], Y[::-1])], classes=4, gzip=request.param == "gzip")
+    return out
+
+
+@pytest.mark.parametrize("cache", [0, 10**9])
+def test_any_box_of_any_samples(path: Path, cache: int) -> None:
+    data = Hdf5Dataset(path, "train", dtype=np.float64, cache=cache)
+    assert (len(data), data.sample_shape, data.target_shape, data.classes) == (11, (5, 6, 7, 3), (5, 6, 7), 4)
+    rng = np.random.default_rng(7)
+    for _ in range(40):
+        box = random_box(rng, data.sample_shape)
+        samples = rng.integers(0, 11, rng.integers(0, 9))
+        x, y = data.read(samples, box), data.read_targets(samples, box[:-1])
+        assert x.shape == (len(samples), *box_shape(box))
+        assert x.dtype == np.float64
+        assert y.dtype == np.int64
+        np.testing.assert_array_equal(x, part(X, samples, box))
+        np.testing.assert_array_equal(y, part(Y, samples, box[:-1]))
+    np.testing.assert_array_equal(data.read(np.arange(11)), X)
+
+
+def test_reads_only_the_box(path: Path, monkeypatch) -> None:
+    data = Hdf5Dataset(path, "train")
+    taken = []
+    original = h5py.Dataset.read_direct
+
+    def spy(self, dest, source_sel=None, dest_sel=None):
+        taken.append(tuple((s.start, s.stop) for s in source_sel))
+        return original(self, dest, source_sel, dest_sel)
+
+    monkeypatch.setattr(h5py.Dataset, "read_direct", spy)
+    data.read(np.array([7, 2, 3, 3]), (((1, 2),), ((0, 2), (4, 6)), ((3, 7),), ((0, 3),)))
+    assert taken == [
+        ((2, 4), (1, 2), (0, 2), (3, 7), (0, 3)),
+        ((2, 4), (1, 2), (4, 6), (3, 7), (0, 3)),
+        ((7, 8), (1, 2), (0, 2), (3, 7), (0, 3)),
+        ((7, 8), (1, 2), (4, 6), (3, 7), (0, 3)),
+    ]
+
+
+def test_cache_reads_once_and_keeps_to_its_room(path: Path, monkeypatch) -> None:
+    box: Box = (((0, 5),), ((0, 3),), ((0, 7),), ((0, 3),))
+    data = Hdf5Dataset(path, "train", cache=11 * 5 * 3 * 7 * 3 * 4)
+    data.read(np.array([1]), box)
+    monkeypatch.setattr(Hdf5Dataset, "_slabs", lambda *_: pytest.fail("read again"))
+    np.testing.assert_array_equal(data.read(np.array([4, 0]), box), part(X, [4, 0], box))
+    with pytest.raises(pytest.fail.Exception):
+        data.read(np.array([1]), (((0, 5),), ((3, 4),), ((0, 7),), ((0, 3),)))
+
+
+def test_results_are_copies(path: Path) -> None:
+    data = Hdf5Dataset(path, "train", cache=10**9)
+    data.read(np.array([0]))[...] = 99
+    data.read_targets(np.array([0]))[...] = 99
+    np.testing.assert_array_equal(data.read(np.array([0])), X[:1])
+    np.testing.assert_array_equal(data.read_targets(np.array([0])), Y[:1])
+
+
+def test_split_group_or_root(path: Path, tmp_path) -> None:
+    np.testing.assert_array_equal(Hdf5Dataset(path, "test").read(np.array([0])), X[-1:])
+    write(tmp_path / "root.h5", [Split("", X, Y)])
+    np.testing.assert_array_equal(Hdf5Dataset(tmp_path / "root.h5", "test").read(np.array([2])), X[2:3])
+
+
+def test_bytes_are_scaled_and_normalised(tmp_path) -> None:
+    raw = RNG.integers(0, 256, (4, 3, 3, 2), np.uint8)
+    y = np.arange(4)
+    write(tmp_path / "a.h5", [Split("train", raw, y)])
+    np.testing.assert_allclose(
+        Hdf5Dataset(tmp_path / "a.h5", dtype=np.float64).read(np.arange(4)), raw / 255, rtol=1e-15
+    )
+    write(tmp_path / "b.h5", [Split("train", raw, y, {"scale": 0.5, "mean": [1.0, 2.0], "std": [4.0, 8.0]})])
+    data = Hdf5Dataset(tmp_path / "b.h5", dtype=np.float64)
+    expected = (raw * 0.5 - [1, 2]) / [4, 8]
+    np.testing.assert_allclose(data.read(np.arange(4)), expected, rtol=1e-15)
+    np.testing.assert_allclose(
+        data.read(np.array([1]), (((0, 3),), ((0, 3),), ((1, 2),))), expected[1:2, :, :, 1:], rtol=1e-15
+    )
+
+
+def test_real_targets_and_vectors(tmp_path) -> None:
+    x, y = RNG.standard_normal((6, 4)), RNG.standard_normal((6, 2))
+    write(tmp_path / "a.h5", [Split("train", x, y)])
+    data = Hdf5Dataset(tmp_path / "a.h5", dtype=np.float64)
+    data.check_labels()
+    assert (data.sample_shape, data.target_shape, data.classes) == ((4,), (2,), None)
+    np.testing.assert_array_equal(data.read_targets(np.array([5, 0]), (((1, 2),),)), y[[5, 0], 1:])
+
+
+def test_a_handle_is_never_used_after_a_fork(path: Path) -> None:
+    data = Hdf5Dataset(path, "train")
+    assert data._file is None, "opening must leave no handle behind"
+    data.read(np.array([0]))
+    ours = data._file
+    data._pid = os.getpid() + 1  # as a forked child sees it
+    np.testing.assert_array_equal(data.read(np.array([3])), X[3:4])
+    assert data._file is not ours
+    ours.close()
+
+
+def test_classes_come_from_the_labels_where_nobody_says(tmp_path) -> None:
+    write(tmp_path / "a.h5", [Split("train", X, Y[:, 0, 0, 0])])
+    data = Hdf5Dataset(tmp_path / "a.h5")
+    data.check_labels()
+    assert data.classes == Y[:, 0, 0, 0].max() + 1
+
+
+def test_labels_are_scanned_in_pieces(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("lbpar.data.hdf5._SCAN", 2 * 5 * 6 * 7)
+    y = Y.copy()
+    y[9, 4, 5, 6] = 4
+    write(tmp_path / "a.h5", [Split("train", X, y)], classes=4)
+    with pytest.raises(DataError, match=r"label 4 in sample 9 of '/train/y', expected 0 to 3 \(4 classes\)"):
+        Hdf5Dataset(tmp_path / "a.h5").check_labels()
+
+
+def config(path: Path, **more: Any) -> DataConfig:
+    return DataConfig(train=str(path), **more)
+
+
+@pytest.mark.parametrize(
+    ("expect", "words"),
+    [
+        ({"input_shape": (5, 6, 7, 1)}, r"shape \(5, 6, 7, 3\), expected \(5, 6, 7, 1\), the network's input"),
+        ({"input_shape": (3, 5, 6, 7)}, "channels last"),
+        ({"target_shape": ()}, r"targets have the shape \(5, 6, 7\) per sample, expected \(\)"),
+        ({"classes": 3}, r"label 3 in sample \d+ of .*, expected 0 to 2 \(3 classes\)"),
+    ],
+)
+def test_does_not_fit_the_network(path: Path, expect: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        open_dataset(config(path), **expect)
+
+
+def test_fits_the_network(path: Path) -> None:
+    data = open_dataset(config(path), input_shape=(5, 6, 7, 3), target_shape=(5, 6, 7), classes=4)
+    assert data.read(np.array([1])).dtype == np.float32
+    with pytest.raises(DataError, match="data.test: not given"):
+        open_dataset(config(path), "test")
+
+
+def raw_file(path: Path, **arrays: Any) -> Path:
+    with new_file(path) as f:
+        for name, a in arrays.items():
+            f[name] = a
+    return path
+
+
+LABELS = np.zeros(4, int)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"X_train": np.zeros((4, 2)), "y": LABELS}, "no dataset 'x'.*There are datasets X_train, y"),
+        ({"x": np.zeros((4, 2)), "Y": LABELS}, "no dataset 'y'.*did you mean 'Y'"),
+        ({"val/x": np.zeros((4, 2)), "val/y": LABELS}, "no dataset 'x' for the split 'train'.*groups val"),
+        ({"x": np.zeros((4, 2), int), "y": LABELS}, "has the type int64, expected uint8 or floating point"),
+        ({"x": np.zeros(4), "y": LABELS}, r"has the shape \(4,\), expected \(samples"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, r"'y' has the shape \(3,\), expected one entry per sample"),
+        ({"x": np.zeros((4, 2, 2, 1)), "y": np.zeros((4, 10), int)}, r"expected labels \(4,\), or one per voxel \(4, 2, 2\)"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "holds no samples"),
+        ({"x": np.zeros((4, 2)), "y": np.array([b"cat"] * 4)}, "has the type .S3, expected whole or real numbers"),
+        ({"x": np.zeros((4, 2)), "y": np.array([0, 1, -1, 0])}, "label -1 in sample 2"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, "targets are real numbers, expected whole-number labels"),
+    ],
+)  # fmt: skip
+def test_wrong_contents(tmp_path, arrays: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words) as e:
+        open_dataset(config(raw_file(tmp_path / "bad.h5", **arrays)), classes=10)
+    assert "bad.h5" in str(e.value)
+
+
+def test_wrong_files(tmp_path, path: Path) -> None:
+    with pytest.raises(DataError, match="nope.h5: no such file"):
+        open_dataset(config(tmp_path / "nope.h5"))
+    (tmp_path / "text.h5").write_text("hello")
+    with pytest.raises(DataError, match="text.h5: expected an HDF5 file, but it is not an HDF5 file"):
+        open_dataset(config(tmp_path / "text.h5"))
+    with pytest.raises(DataError, match="it is a directory"):
+        open_dataset(config(tmp_path))
+    (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(DataError, match="cut.h5: expected an HDF5 file, but it is truncated"):
+        open_dataset(config(tmp_path / "cut.h5"))
+
+
+def test_wrong_attributes(tmp_path) -> None:
+    for attributes, words in [
+        ({"mean": [1.0, 2.0]}, "attribute 'mean' has 2 numbers, expected 1 or 3"),
+        ({"std": 0.0}, "attribute 'std' is"),
+        ({"scale": "big"}, "attribute 'scale' is 'big', expected numbers"),
+    ]:
+        write(tmp_path / "a.h5", [Split("train", X, Y, attributes)])
+        with pytest.raises(DataError, match=words):
+            Hdf5Dataset(tmp_path / "a.h5")
+
+
+def test_wrong_indices_and_boxes(path: Path) -> None:
+    data = Hdf5Dataset(path, "train")
+    with pytest.raises(DataError, match="sample index 11, expected 0 to 10"):
+        data.read(np.array([0, 11]))
+    with pytest.raises(DataError, match="a box of 1 dimensions, expected 4"):
+        data.read(np.array([0]), (((0, 1),),))
+    with pytest.raises(DataError, match="in dimension 1, expected increasing runs inside 0..6"):
+        data.read(np.array([0]), (((0, 1),), ((0, 7),), ((0, 1),), ((0, 1),)))
