@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from lbpar.engine.base import Engine
-from lbpar.program.steps import Compute, Free, Program, Start, Step, Sum, Update, Wait
+from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, Step, Sum, Update, Wait
 from lbpar.train.kernels import Bound, Call, Context, bind
 from lbpar.train.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
@@ -28,19 +29,37 @@ class Executor:
         Carries moves; its grid must be the program's.
     state : dict of array
         This rank's blocks of all parameters and running statistics, by name; updated in place.
+    held : dict of array, optional
+        Where gradients of micro-batches wait for the last one; shared by the programs of one training run.
+
+    Attributes
+    ----------
+    context : Context
+        Set before each run.
+    on_update : callable, optional
+        ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
+    seconds : dict
+        Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
     """
 
-    def __init__(self, program: Program, engine: Engine, transport: Transport, state: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        engine: Engine,
+        transport: Transport,
+        state: dict[str, Array],
+        held: dict[str, Array] | None = None,
+    ) -> None:
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
         self.context = Context()
         self.on_update: UpdateRule | None = None
         self.arrays: dict[str, Array] = {}
+        self.seconds: dict[str, float] = {}
+        self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
-        self._calls: dict[int, Call] = {}
-        for i, step in enumerate(program.steps):
-            if isinstance(step, Compute):
-                self._calls[i] = bind(Bound.of(step, program, transport.rank))
+        self._kinds = {s.dst: s.move.kind for s in program.moves}
+        self._runs = [self._prepare(step) for step in program.steps]
 
     def begin(self, feeds: Mapping[str, Array]) -> None:
         """Make ready for one run: ``feeds`` holds this rank's block for every buffer of ``program.feeds``."""
@@ -49,29 +68,15 @@ class Executor:
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
-        step = self.program.steps[index]
-        arrays = self.arrays
-        if isinstance(step, Compute):
-            out = self._calls[index](self.engine, self.context, *[arrays[b] for b in step.reads])
-            for name, array in zip(step.writes, out, strict=True):
-                arrays[name] = array
-        elif isinstance(step, Start):
-            self._pending[step.dst] = self._transfers.start(step.move, arrays[step.src], step.donate, tag(step))
-        elif isinstance(step, Wait):
-            arrays[step.dst] = self._pending.pop(step.dst)()
-        elif isinstance(step, Sum):
-            arrays[step.dst] = self.engine.add([arrays[s] for s in step.srcs])
-        elif isinstance(step, Free):
-            for name in step.buffers:
-                arrays.pop(name, None)
-        elif isinstance(step, Update) and self.on_update is not None:
-            grads = {p: arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
-            self.on_update({p: self.state[p] for p in step.params}, grads)
+        kind, call = self._runs[index]
+        start = perf_counter()
+        call()
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + perf_counter() - start
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
-        for i in range(len(self.program.steps)):
+        for i in range(len(self._runs)):
             self.execute(i)
         return self.results()
 
@@ -79,18 +84,67 @@ class Executor:
         """Arrays of ``program.results``."""
         return {k: self.arrays[b] for k, b in self.program.results.items()}
 
+    def _prepare(self, step: Step) -> tuple[str, Callable[[], None]]:
+        """The kind under which a step's time is kept, and what it does."""
+        match step:
+            case Compute():
+                call = bind(Bound.of(step, self.program, self.transport.rank))
+                return "compute", lambda: self._compute(step, call)
+            case Start():
+                return step.move.kind, lambda: self._start(step)
+            case Wait():
+                return self._kinds[step.dst], lambda: self._wait(step)
+            case Sum():
+                return "compute", lambda: self._sum(step)
+            case Free():
+                return "compute", lambda: self._free(step)
+            case Accumulate():
+                return "compute", lambda: self._accumulate(step)
+            case Update():
+                return "update", lambda: self._update(step)
 
-def tag(step: Start) -> str:
-    """Name under which a transport counts a move."""
-    return step.dst
+    def _compute(self, step: Compute, call: Call) -> None:
+        arrays = self.arrays
+        out = call(self.engine, self.context, *[arrays[b] for b in step.reads])
+        for name, array in zip(step.writes, out, strict=True):
+            arrays[name] = array
+
+    def _start(self, step: Start) -> None:
+        array = self.arrays[step.src]
+        self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
+
+    def _wait(self, step: Wait) -> None:
+        finish = self._pending.pop(step.dst)
+        self.arrays[step.dst] = finish()
+
+    def _sum(self, step: Sum) -> None:
+        self.arrays[step.dst] = self.engine.add([self.arrays[s] for s in step.srcs])
+
+    def _free(self, step: Free) -> None:
+        for name in step.buffers:
+            self.arrays.pop(name, None)
+
+    def _accumulate(self, step: Accumulate) -> None:
+        part = self.arrays[step.grad] * self.arrays[step.grad].dtype.type(self.context.weight)
+        before = self._held.pop(step.param, None)
+        if before is not None:
+            part += before
+        if step.last:
+            self.arrays[step.grad] = part
+        else:
+            self._held[step.param] = part
+
+    def _update(self, step: Update) -> None:
+        if self.on_update is not None:
+            grads = {p: self.arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
+            self.on_update({p: self.state[p] for p in step.params}, grads)
 
 
 def run_lockstep(executors: Sequence[Executor], feeds: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
     """Run the same program on several ranks inside one process, step by step."""
     for e, f in zip(executors, feeds, strict=True):
         e.begin(f)
-    steps: Sequence[Step] = executors[0].program.steps
-    for i in range(len(steps)):
+    for i in range(len(executors[0].program.steps)):
         for e in executors:
             e.execute(i)
     return [e.results() for e in executors]

@@ -27,10 +27,14 @@ Array = Any
 
 @dataclass
 class Context:
-    """What changes from step to step: the random seed and the step counter that dropout folds in."""
+    """What changes from step to step.
+
+    ``seed`` and ``step`` (counting micro-batches) fix dropout; ``weight`` is the share of a micro-batch in its update.
+    """
 
     seed: int = 0
     step: int = 0
+    weight: float = 1.0
 
 
 Call = Callable[..., tuple[Array, ...]]

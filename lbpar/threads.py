@@ -1,0 +1,42 @@
+"""How many threads one process may use. Imports nothing heavy: BLAS libraries read their limits when they are first loaded."""
+
+from __future__ import annotations
+
+import os
+
+LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_SIZE")
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_ranks() -> int:
+    """Number of ranks on this node, as far as the launcher says."""
+    for name in _LOCAL_SIZES:
+        head = os.environ.get(name, "").split("(")[0].split(",")[0]
+        if head.isdigit() and int(head) > 0:
+            return int(head)
+    return 1
+
+
+def share() -> int:
+    """Threads for this process: its cores if it is bound to some of the node's, else an equal share of them.
+
+    ``OMP_NUM_THREADS`` wins where it is set.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    own = cores()
+    bound = own < (os.cpu_count() or own)
+    return own if bound else max(1, own // local_ranks())
+
+
+def limit_libraries() -> None:
+    """Keep BLAS and OpenMP to this process' share. Call before NumPy is imported; variables that are set stay."""
+    threads = str(share())
+    for name in LIMITS:
+        os.environ.setdefault(name, threads)

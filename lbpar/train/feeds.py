@@ -1,0 +1,39 @@
+"""Read this rank's block of a batch: exactly what each program input needs here, ghosts included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lbpar.data.dataset import Dataset
+from lbpar.graph.graph import TARGET
+from lbpar.layout.runs import indices
+from lbpar.program.steps import Program
+
+Array = Any
+
+
+def read_feeds(program: Program, rank: int, dataset: Dataset, samples: np.ndarray) -> dict[str, Array]:
+    """This rank's arrays for all feeds of a program.
+
+    Parameters
+    ----------
+    program : Program
+        Of as many samples as given.
+    rank : int
+    dataset : Dataset
+        Read by hyperslab; an empty block reads nothing.
+    samples : (n,) int64
+        Global sample indices of the batch.
+    """
+    out: dict[str, Array] = {}
+    same: dict[tuple[str, object], Array] = {}
+    for buffer, source in program.feeds.items():
+        box = program.buffers[buffer].layout.box(rank)
+        key = (source, box)
+        if key not in same:
+            read = dataset.read_targets if source == TARGET else dataset.read
+            same[key] = np.ascontiguousarray(read(samples[indices(box[0])], box[1:]))
+        out[buffer] = same[key]
+    return out

@@ -1,0 +1,77 @@
+"""From a run file to what training needs: the network with its loss, the plan, the engine, the transport, the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lbpar.config.engine import EngineConfig
+from lbpar.config.run_file import RunConfig
+from lbpar.config.training import TrainConfig
+from lbpar.data.dataset import Dataset, open_dataset
+from lbpar.engine.base import Engine
+from lbpar.engine.registry import get_engine
+from lbpar.errors import ConfigError
+from lbpar.graph.graph import TARGET, Graph
+from lbpar.graph.load import load_graph
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
+from lbpar.layout.grid import Grid
+from lbpar.plan.resolve import resolve_plan
+from lbpar.program.plan import Plan
+from lbpar.threads import share
+from lbpar.transport.base import Transport
+from lbpar.transport.launch import connect
+
+
+def build_graph(config: RunConfig) -> Graph:
+    """The network of a run file, followed by its loss."""
+    return load_graph(config.model).with_loss(make_loss(config.train))
+
+
+def make_loss(train: TrainConfig) -> Loss:
+    """The loss of a run file."""
+    if train.label_smoothing and train.loss != CrossEntropy.kind:
+        raise ConfigError(
+            f"train.label_smoothing: got {train.label_smoothing} with loss {train.loss}; it needs cross_entropy."
+        )
+    return CrossEntropy(train.label_smoothing) if train.loss == CrossEntropy.kind else LOSSES[train.loss]()
+
+
+def build_plan(config: RunConfig, graph: Graph, procs: int) -> Plan:
+    """The plan that a run file asks for on so many processes."""
+    wanted = config.parallel.procs
+    if wanted is not None and wanted != procs:
+        raise ConfigError(f"parallel.procs: the run file asks for {wanted} processes, but {procs} were started.")
+    return resolve_plan(config.parallel, graph, config.train.batch, procs)
+
+
+def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
+    """The engine of a run file."""
+    threads = share() if config.threads == "auto" else int(config.threads)
+    return get_engine(config.name, dtype or config.dtype, threads)
+
+
+def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:
+    """A transport over the given grid. Collective over all ranks."""
+    if transport is None or transport.grid != grid:
+        if transport is not None:
+            transport.close()
+        return connect(grid)
+    return transport
+
+
+def build_dataset(config: RunConfig, graph: Graph, split: str, dtype: Any) -> Dataset | None:
+    """One split of a run file's data, checked against the network; None for a test split that is not given."""
+    if split == "test" and config.data.test is None:
+        return None
+    shapes = graph.shapes(1)
+    loss = graph.loss
+    classes = shapes[graph.output][-1] if isinstance(loss.op, Loss) and loss.op.labels else None  # type: ignore[union-attr]
+    return open_dataset(
+        config.data,
+        split,
+        input_shape=shapes["input"][1:],
+        target_shape=shapes[TARGET][1:],
+        classes=classes,
+        dtype=dtype,
+        seed=config.train.seed,
+    )

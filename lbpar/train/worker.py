@@ -1,0 +1,147 @@
+"""One rank's share of a network: its blocks of the parameters, and the programs that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from lbpar.engine.base import Engine
+from lbpar.graph.graph import Graph
+from lbpar.layout.layout import Layout
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Program
+from lbpar.train.executor import Executor
+from lbpar.train.initial import initial_state
+from lbpar.train.kernels import Context
+from lbpar.transport.base import Transport
+
+Array = Any
+Mode = Literal["reduce", "hold", "release", "evaluate"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions."""
+
+    loss: float
+    samples: int
+    positions: int
+    top1: float | None = None
+    top5: float | None = None
+
+
+@dataclass
+class Worker:
+    """Runs steps of a network on one rank.
+
+    Parameters
+    ----------
+    graph : Graph
+        With its loss.
+    plan : Plan
+        The same on all ranks.
+    engine : Engine
+    transport : Transport
+        Of the plan's grid.
+    seed : int
+        Fixes initial weights and dropout.
+
+    Attributes
+    ----------
+    state : dict of array
+        This rank's blocks of all parameters and running statistics.
+    layouts : dict of Layout
+        Where each of them lives.
+    """
+
+    graph: Graph
+    plan: Plan
+    engine: Engine
+    transport: Transport
+    seed: int = 0
+    state: dict[str, Array] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._executors: dict[tuple[int, Mode], Executor] = {}
+        self._held: dict[str, Array] = {}
+
+    def executor(self, samples: int, mode: Mode = "reduce") -> Executor:
+        """The executor of steps of ``samples`` samples; made once per number and mode."""
+        key = (samples, mode)
+        if key not in self._executors:
+            program = self.program(samples, mode)
+            if not self.state:
+                self.layouts = dict(program.params)
+                rank, dtype = self.transport.rank, self.engine.dtype
+                self.state.update(initial_state(self.graph.params(), self.layouts, rank, self.seed, dtype))
+            self._executors[key] = Executor(program, self.engine, self.transport, self.state, self._held)
+        return self._executors[key]
+
+    def program(self, samples: int, mode: Mode = "reduce") -> Program:
+        """The program of a step."""
+        if mode == "evaluate":
+            return lower(self.graph, self.plan, samples, training=False)
+        return lower(self.graph, self.plan, samples, gradients=mode)
+
+    def run(
+        self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None
+    ) -> StepResult:
+        """One step. Collective over all ranks.
+
+        Parameters
+        ----------
+        feeds : mapping
+            This rank's block for every buffer of the program's feeds.
+        samples : int
+            Global number of samples.
+        mode : {"reduce", "hold", "release", "evaluate"}
+            See `lbpar.program.lowering.lower`.
+        context : Context, optional
+            Step counter for dropout, share of the update.
+        """
+        executor = self.executor(samples, mode)
+        executor.context = context or Context(self.seed)
+        results = executor.run(feeds)
+        return self._result(executor, results, samples)
+
+    def _result(self, executor: Executor, results: Mapping[str, Array], samples: int) -> StepResult:
+        assert self.graph.loss is not None
+        output = self.graph.input_shapes(self.graph.loss.name, samples)[0]
+        positions = int(np.prod(output[:-1]))
+        loss = float(self.engine.to_host(results["loss"]))
+        hits = self.engine.to_host(results["hits"]) if "hits" in results else None
+        executor.arrays = {}
+        if hits is None:
+            return StepResult(loss, samples, positions)
+        return StepResult(loss, samples, positions, float(hits[0]), float(hits[1]))
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank is the one that speaks for its block of a parameter (replicas hold it too)."""
+        coords = self.plan.grid.coords(self.transport.rank)
+        sharded = self.layouts[name].shard_axes
+        return all(coords[a] == 0 for a in self.plan.grid.axes if a not in sharded)
+
+    def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
+        """Name of the first layer whose output is not finite on some rank. Collective over all ranks; runs the forward pass again.
+
+        Running statistics and weights stay as they are.
+        """
+        program = lower(self.graph, self.plan, samples, keep=True, training=True)
+        steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
+        forward = Program(self.graph, self.plan, samples, steps, program.buffers, program.feeds, program.params)
+        executor = Executor(forward, self.engine, self.transport, self.state)
+        executor.context = context
+        executor.run(feeds)
+        mine = None
+        for i, node in enumerate(self.graph.ops):
+            array = executor.arrays.get(program.values.get(f"{node.name}:y", ""))
+            if array is not None and not np.isfinite(self.engine.to_host(array)).all():
+                mine = i
+                break
+        first = [i for i in self.transport.allgather_obj(mine) if i is not None]
+        return self.graph.ops[min(first)].name if first else None
