@@ -200,7 +200,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         if code:
             raise SystemExit(code)
     except BaseException as e:  # noqa: BLE001  that is the purpose
-        return job.fail(e)
+        return job.fail(e.with_traceback(e.__traceback__.tb_next) if e.__traceback__ else e)  # without this frame
     return 0
 
 

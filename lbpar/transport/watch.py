@@ -23,6 +23,7 @@ from lbpar.errors import ConfigError
 
 SECONDS = "LBPAR_HANG_SECONDS"
 FOLDER = "LBPAR_STACKS"
+IDLE = "not waiting for other ranks"
 
 
 class Watch:
@@ -45,7 +46,7 @@ class Watch:
     ) -> None:
         self.rank, self.seconds, self.on_hang = rank, seconds, on_hang
         self._out = out if out is not None else stack_file(rank)
-        self._what = "nothing of the transport"
+        self._what = IDLE
         self._moved = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="lbpar watch", daemon=True)
@@ -53,11 +54,11 @@ class Watch:
 
     def enter(self, what: str) -> None:
         """The rank begins to wait for ``what``."""
-        self._what, self._moved = what, time.monotonic()
+        self._what, self._moved = f"waiting for {what}", time.monotonic()
 
     def leave(self) -> None:
         """The wait is over."""
-        self._what, self._moved = "nothing of the transport", time.monotonic()
+        self._what, self._moved = IDLE, time.monotonic()
 
     def stop(self) -> None:
         """End the thread."""
@@ -71,10 +72,10 @@ class Watch:
             still = time.monotonic() - moved
             if still > self.seconds and shown != moved:
                 shown = moved
-                self._show(f"lbpar: rank {self.rank}: no progress for {still:.0f} s, waiting for {what}. Stacks:")
+                self._show(f"lbpar: rank {self.rank}: no progress for {still:.0f} s, {what}. Stacks:")
             if still > 2 * self.seconds and self.on_hang is not None:
                 self.on_hang(
-                    f"lbpar: error: rank {self.rank}: no progress for {still:.0f} s, waiting for {what}; the job is "
+                    f"lbpar: error: rank {self.rank}: no progress for {still:.0f} s, {what}; the job is "
                     f"ended. {SECONDS}={self.seconds:g} set this limit."
                 )
                 return

@@ -22,9 +22,10 @@ pytestmark = pytest.mark.mpi
 DTYPES = ["float32", "float64", "int64", "uint8"]
 
 
-@pytest.fixture(params=[LIMIT, 1, 5], ids=lambda n: f"limit{n}")
+@pytest.fixture(params=[(LIMIT, None), (1, True), (5, False)], ids=["default", "limit1-patient", "limit5-spinning"])
 def transport(request: pytest.FixtureRequest) -> Iterator[MpiTransport]:
-    t = MpiTransport(limit=request.param)
+    limit, patient = request.param
+    t = MpiTransport(limit=limit, patient=patient)
     yield t
     t.close()
 
