@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Literal
 
 from lbpar.graph.loops import Index, Kernel, Operand, Window
@@ -45,9 +46,7 @@ class Dim:
         if not any(axes):
             return cls.whole(index.extent)
         if index.window is not None:
-            if index.window == Window(1) and factors == (index.extent,):
-                return cls(index.extent, factors, axes)
-            return cls(index.extent, factors, axes, index.window, index.transposed)
+            return _without_idle_window(cls(index.extent, factors, axes, index.window, index.transposed), grid)
         if len(factors) > 1 and not any(axes[1:]) and factors[0] % grid.ways(axes[0]) == 0:
             return cls(index.extent, (index.extent,), axes[:1])
         return cls(index.extent, factors, axes)
@@ -193,6 +192,19 @@ class Layout:
     @cached_property
     def _hash(self) -> int:
         return hash((self.grid, self.dims, self.partial, self.reduce))
+
+
+@lru_cache(maxsize=1 << 14)
+def _without_idle_window(dim: Dim, grid: Grid) -> Dim:
+    """The plain cut, where the window reads just the blocks (a pool whose windows do not overlap, say)."""
+    plain = dim.plain
+    coords = [0] * len(grid.sizes)
+    for place in product(*(range(grid.sizes[a]) for a in dim.all_axes)):
+        for a, c in zip(dim.all_axes, place, strict=True):
+            coords[a] = c
+        if dim.runs(grid, tuple(coords)) != plain.runs(grid, tuple(coords)):
+            return dim
+    return plain
 
 
 @lru_cache(maxsize=1 << 18)
