@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from lbpar.cost.papers import gholami, pase
+from lbpar.cost.papers import gholami, optcnn, pase
 from lbpar.cost.papers.collectives import Form
+from lbpar.cost.papers.optcnn_models import optcnn_graph
 from lbpar.cost.papers.pase_models import pase_graph
 from lbpar.cost.papers.records import LayerRecord
 from lbpar.errors import ConfigError
@@ -32,6 +33,15 @@ def pase_search(
     """Tables of one of the prototype's networks and their optimum."""
     tables = pase.build_tables(pase_graph(model, batch), procs, machine)
     return tables, search_tables(tables.nodes, tables.edges)
+
+
+def optcnn_search(
+    model: str, procs: int, batch_per_device: int = 32, machine: optcnn.Machine | None = None
+) -> tuple[optcnn.Graph, optcnn.Tables, Solution]:
+    """A network of OptCNN's study under weak scaling: its graph, tables and optimum."""
+    graph = optcnn_graph(model)
+    tables = optcnn.build_tables(graph, batch_per_device * procs, procs, machine)
+    return graph, tables, minimise(tables.nodes, tables.edges)
 
 
 def price_pase(
