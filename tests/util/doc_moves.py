@@ -11,40 +11,21 @@ import sys
 from pathlib import Path
 
 from lbpar.config.run_file import parse_run
-from lbpar.graph.builder import GraphBuilder
-from lbpar.graph.graph import Graph
-from lbpar.graph.ops.losses import CrossEntropy, Mse
 from lbpar.layout.exchange import volume
-from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
-from lbpar.program.plan import Plan
 from lbpar.program.steps import Program, Start
+from lbpar.train.setup import build_graph, build_plan
 
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOVES = re.compile(r"^```moves\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def program(text: str) -> Program:
-    """The program of a run file with an inline network that names the grid axes of each layer; the loss follows N."""
+    """The program of a run file that says ``parallel.procs``."""
     run = parse_run(text)
-    assert run.parallel.procs, "the run file says parallel.procs"
-    grid = Grid.of(run.parallel.procs)
-    ops = {}
-    for layer, loops in run.parallel.layers.items():
-        assert all(isinstance(axes, tuple) for axes in loops.values()), f"{layer}: name axes, as in [0, 1]"
-        ops[layer] = dict(loops)
-    ops["loss"] = {"N": ops[run.model.layers[-1].name].get("N", ())}  # type: ignore[union-attr,index]
-    loss = {"cross_entropy": CrossEntropy, "mse": Mse}[run.train.loss]()
-    return lower(_graph(run.model).with_loss(loss), Plan(grid, ops), run.train.batch, overlap=False)  # type: ignore[arg-type]
-
-
-def _graph(model: object) -> Graph:
-    g, last = GraphBuilder(model.input), ""  # type: ignore[attr-defined]
-    for name, sources, layer in model.resolved():  # type: ignore[attr-defined]
-        options = {k: v for k, v in layer.model_dump(exclude_unset=True).items() if k not in ("op", "name", "sources")}
-        x = list(sources) if layer.kind in ("add", "multiply", "concat") else sources[0]
-        last = getattr(g, layer.kind)(x, **options, name=name)
-    return g.build(last)
+    graph = build_graph(run)
+    plan = build_plan(run, graph, run.parallel.procs or 1)
+    return lower(graph, plan, run.train.batch, overlap=False)
 
 
 def table(prog: Program) -> str:
