@@ -1,0 +1,218 @@
+"""Each op through the whole path (graph, program, executor, NumPy engine) on one rank, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import LOSSES
+from tests.util.run import difference, samples, serial
+
+pytest.importorskip("torch")
+
+from tests.util.torch_graph import step
+
+CONVS = {
+    "k3": dict(kernel=3),
+    "k3-p1": dict(kernel=3, pad=1),
+    "k7-s2-p3": dict(kernel=7, stride=2, pad=3),
+    "k4-s3": dict(kernel=4, stride=3, pad=1),
+    "k1-s2": dict(kernel=1, stride=2),
+    "k2-s2": dict(kernel=2, stride=2),
+    "dilation2": dict(kernel=3, pad=2, dilation=2),
+    "dilation3-s2": dict(kernel=3, pad=2, dilation=3, stride=2),
+    "asymmetric-pad": dict(kernel=4, pad=[0, 2], stride=2),
+    "no-bias": dict(kernel=3, bias=False),
+    "groups2": dict(kernel=3, pad=1, groups=2),
+    "depthwise": dict(kernel=3, pad=1, groups=4),
+    "depthwise-s2-d2": dict(kernel=3, pad=1, groups=4, stride=2, dilation=2),
+}
+CUBES = {2: (9, 10, 4), 3: (7, 8, 9, 4)}
+
+
+def per_dim(options: dict, rank: int) -> dict:
+    """A pad of [before, after] holds for the last dimension; the others have none."""
+    pad = options.get("pad")
+    return options | {"pad": [*[1] * (rank - 1), pad]} if isinstance(pad, list) else options
+
+
+def check(graph: Graph, batch: int = 3, training: bool = True, seed: int = 0, tolerance: float = 1e-11) -> None:
+    """y, dx, dw, db, running statistics and loss."""
+    rng = np.random.default_rng(seed)
+    feeds = samples(graph, batch, rng)
+    state = {
+        k: rng.random(p.shape) + 0.5 if k.endswith("var") else rng.standard_normal(p.shape)
+        for k, p in graph.params().items()
+    }
+    got = serial(graph, batch, feeds, state=state, training=training)
+    want = step(graph, feeds, state, training)
+    for node in graph.nodes:
+        if node.name != "target":
+            if node.name != graph.inputs[0].name:
+                assert difference(got.value(f"{node.name}:y"), want.y[node.name]) < tolerance, f"{node.name}:y"
+            if training and node.name != "loss":
+                assert difference(got.value(f"{node.name}:dy"), want.dy[node.name], 1e-3) < tolerance, f"{node.name}:dy"
+    if training:
+        for name, grad in want.grad.items():
+            assert difference(got.value(f"{name}:grad"), grad, 1e-3) < tolerance, name
+        for name in state:
+            if "running" in name:
+                assert difference(got.state(name), want.state[name]) < tolerance, name
+
+
+def tail(g: GraphBuilder, x: str, seed_loss: str = "mse") -> Graph:
+    """The op under test feeds a loss whose gradient differs at every element."""
+    return g.build(x).with_loss(LOSSES[seed_loss]())
+
+
+def around(shape: tuple[int, ...], op: Callable[[GraphBuilder, str], str]) -> Graph:
+    g = GraphBuilder(input=shape)
+    return tail(g, op(g, g.input))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("options", CONVS.values(), ids=CONVS.keys())
+def test_conv(options: dict, rank: int) -> None:
+    check(around(CUBES[rank], lambda g, x: g.conv(x, 8, **per_dim(options, rank))))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("options", CONVS.values(), ids=CONVS.keys())
+def test_conv_transpose(options: dict, rank: int) -> None:
+    shape = tuple(e // 2 for e in CUBES[rank][:-1]) + (4,)
+    check(around(shape, lambda g, x: g.conv_transpose(x, 8, **per_dim(options, rank))))
+
+
+@pytest.mark.parametrize("extra", [1, (0, 1), (1, 2)])
+def test_conv_transpose_lengthened_output(extra: int | tuple[int, ...]) -> None:
+    check(around((4, 5, 3), lambda g, x: g.conv_transpose(x, 2, 3, stride=(2, 3), pad=1, output_pad=extra)))
+
+
+POOLS = {
+    "k2": dict(kernel=2),
+    "k3-s2-p1": dict(kernel=3, stride=2, pad=1),
+    "k3-s1-p1": dict(kernel=3, stride=1, pad=1),
+    "k2-s3": dict(kernel=2, stride=3),
+    "ceil": dict(kernel=3, stride=2, ceil_mode=True),
+    "ceil-p1": dict(kernel=2, stride=3, pad=1, ceil_mode=True),
+}
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("options", POOLS.values(), ids=POOLS.keys())
+def test_max_pool(options: dict, rank: int) -> None:
+    check(around(CUBES[rank], lambda g, x: g.max_pool(x, **options)))
+
+
+@pytest.mark.parametrize(
+    "options", [dict(kernel=3, stride=2, dilation=2, pad=1), dict(kernel=4, stride=2, pad=[1, [0, 2]])]
+)
+def test_max_pool_dilated_and_padded_unevenly(options: dict) -> None:
+    check(around(CUBES[2], lambda g, x: g.max_pool(x, **options)))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("options", POOLS.values(), ids=POOLS.keys())
+def test_avg_pool(options: dict, counted: bool, rank: int) -> None:
+    check(around(CUBES[rank], lambda g, x: g.avg_pool(x, count_include_pad=counted, **options)))
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 3), (3, 4, 5, 2)])
+def test_global_avg_pool(shape: tuple[int, ...]) -> None:
+    check(around(shape, lambda g, x: g.global_avg_pool(x)))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("shape", [(4, 5, 3), (3, 4, 5, 2), (7,)], ids=["2d", "3d", "features"])
+def test_norm(shape: tuple[int, ...], affine: bool, training: bool) -> None:
+    check(around(shape, lambda g, x: g.norm(x, momentum=0.3, eps=1e-3, affine=affine)), training=training)
+
+
+@pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "flatten"])
+def test_one_input(kind: str) -> None:
+    check(around((4, 5, 3), lambda g, x: getattr(g, kind)(x)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(bias: bool) -> None:
+    check(around((7,), lambda g, x: g.linear(x, 5, bias=bias)))
+
+
+@pytest.mark.parametrize("factor", [2, (3, 1)])
+def test_upsample(factor: int | tuple[int, ...]) -> None:
+    check(around((4, 5, 3), lambda g, x: g.upsample(x, factor)))
+
+
+@pytest.mark.parametrize("kind", ["add", "multiply", "concat"])
+def test_several_inputs_and_fan_out(kind: str) -> None:
+    def op(g: GraphBuilder, x: str) -> str:
+        a, b = g.conv(x, 3, 3, pad=1), g.sigmoid(x)
+        return getattr(g, kind)([a, b, a])
+
+    check(around((4, 5, 3), op))
+
+
+LOSS_CASES = {
+    "cross-entropy": ("cross_entropy", {}),
+    "cross-entropy-smoothed": ("cross_entropy", {"smoothing": 0.1}),
+    "dice": ("dice", {}),
+    "dice-eps": ("dice", {"eps": 0.01}),
+    "mse": ("mse", {}),
+    "bce": ("bce", {}),
+}
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 5, 7), (2, 3, 4, 7)], ids=["samples", "pixels", "voxels"])
+@pytest.mark.parametrize(("kind", "options"), LOSS_CASES.values(), ids=LOSS_CASES.keys())
+def test_loss(kind: str, options: dict, shape: tuple[int, ...]) -> None:
+    g = GraphBuilder(input=shape)
+    graph = g.build(g.leaky_relu(g.input)).with_loss(LOSSES[kind](**options))
+    check(graph, batch=4)
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 5, 7)], ids=["samples", "pixels"])
+@pytest.mark.parametrize("kind", ["cross_entropy", "dice"])
+def test_hits_in_the_top_one_and_five(kind: str, shape: tuple[int, ...]) -> None:
+    import torch
+
+    g = GraphBuilder(input=shape)
+    graph = g.build(g.leaky_relu(g.input, 0.1)).with_loss(LOSSES[kind]())
+    feeds = samples(graph, 6, np.random.default_rng(3))
+    got = serial(graph, 6, feeds).results[0]["hits"]
+    x = torch.tensor(feeds["input"]).reshape(-1, 7)
+    t = torch.tensor(feeds["target"]).reshape(-1, 1)
+    want = [int((x.topk(k).indices == t).sum()) for k in (1, 5)]
+    assert list(got) == want
+
+
+def test_dropout_zeroes_a_share_and_passes_the_gradient_through_the_same_mask() -> None:
+    g = GraphBuilder(input=(20, 20, 5))
+    graph = tail(g, g.dropout(g.input, 0.3, name="drop"))
+    feeds = samples(graph, 4, np.random.default_rng(0))
+    got = serial(graph, 4, feeds)
+    y = got.value("drop:y")
+    dropped = y == 0
+    assert abs(dropped.mean() - 0.3) < 0.02
+    np.testing.assert_allclose(y[~dropped], feeds["input"][~dropped] / 0.7, rtol=1e-14)
+    want = np.where(dropped, 0, got.value("drop:dy") / 0.7)
+    np.testing.assert_allclose(got.value("input:dy"), want, rtol=1e-14)
+    off = serial(graph, 4, feeds, training=False)
+    np.testing.assert_array_equal(off.value("drop:y"), feeds["input"])
+
+
+def test_running_statistics_keep_their_convention_over_several_steps() -> None:
+    """running = (1 - momentum) * running + momentum * batch, with the unbiased variance."""
+    g = GraphBuilder(input=(4, 3, 2))
+    graph = tail(g, g.norm(g.input, momentum=0.25, name="norm"))
+    feeds = samples(graph, 3, np.random.default_rng(0))
+    feeds["input"] = 5 * feeds["input"] + 3
+    got = serial(graph, 3, feeds, steps=2)
+    mean, var = feeds["input"].mean((0, 1, 2)), feeds["input"].var((0, 1, 2), ddof=1)
+    np.testing.assert_allclose(got.state("norm.running_mean"), mean * (1 - 0.75**2), rtol=1e-12)
+    np.testing.assert_allclose(got.state("norm.running_var"), 0.75**2 + var * (1 - 0.75**2), rtol=1e-12)

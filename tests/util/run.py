@@ -1,0 +1,250 @@
+"""Run a graph under a plan on virtual ranks and compare every value with another run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.graph.graph import Graph
+from lbpar.layout.grid import Grid
+from lbpar.layout.layout import Layout
+from lbpar.layout.runs import Box, indices
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Buffer, Program
+from lbpar.train.executor import Executor, run_lockstep
+from lbpar.train.initial import initial_state
+from lbpar.transport.virtual import VirtualWorld
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def place(box: Box) -> tuple[np.ndarray, ...]:
+    """Index of a box in the global array."""
+    return np.ix_(*(indices(runs) for runs in box)) if box else ()
+
+
+def cut(box: Box, array: np.ndarray) -> np.ndarray:
+    """The part of a global array that a box holds."""
+    return np.ascontiguousarray(array[place(box)]).reshape([sum(hi - lo for lo, hi in runs) for runs in box])
+
+
+def join(layout: Layout, blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """The global array of the blocks of all ranks: partial values are combined, replicas must be equal."""
+    out: np.ndarray | None = None
+    for corner in {
+        tuple(c if a in layout.partial else 0 for a, c in enumerate(_coords(layout, r))) for r in _all(layout)
+    }:
+        part = np.full(layout.shape, np.nan)
+        for r in _all(layout):
+            coords = _coords(layout, r)
+            if any(coords[a] != corner[a] for a in layout.partial):
+                continue
+            where, block = place(layout.box(r)), blocks[r]
+            assert block.shape == layout.local_shape(r), (layout, r, block.shape)
+            seen = part[where].reshape(block.shape)
+            known = ~np.isnan(seen)
+            np.testing.assert_allclose(block[known], seen[known], rtol=1e-12, err_msg=f"replicas differ: {layout}")
+            part[where] = block.reshape(part[where].shape)
+        if out is None:
+            out = part
+        else:
+            out = out + part if layout.reduce == "sum" else np.maximum(out, part)
+    assert out is not None
+    return out
+
+
+def _all(layout: Layout) -> range:
+    return range(layout.grid.size)
+
+
+def _coords(layout: Layout, rank: int) -> tuple[int, ...]:
+    return layout.grid.coords(rank)
+
+
+@dataclass
+class Run:
+    """What a program left behind on all its ranks."""
+
+    program: Program
+    executors: list[Executor]
+    results: list[dict[str, Any]]
+    world: VirtualWorld
+    varying: frozenset[str]
+
+    def value(self, name: str) -> np.ndarray:
+        """Global array of a value."""
+        return self.array(self.program.values[name])
+
+    def array(self, buffer: str) -> np.ndarray:
+        """Global array of a buffer that was kept."""
+        return join(self.program.buffers[buffer].layout, [e.arrays[buffer] for e in self.executors])
+
+    def state(self, name: str) -> np.ndarray:
+        """Global array of a parameter or running statistic after the run."""
+        return join(self.program.params[name], [e.state[name] for e in self.executors])
+
+    def comparable(self) -> dict[str, str]:
+        """Values that do not depend on the grid, and the buffers that hold them."""
+        out = {}
+        for name, buffer in self.program.values.items():
+            info = self.program.buffers[buffer]
+            if info.dtype != "opaque" and not info.layout.has_ghosts and name not in self.varying:
+                out[name] = buffer
+        return out
+
+
+def run(
+    graph: Graph,
+    plan: Plan,
+    batch: int,
+    feeds: Arrays,
+    *,
+    steps: int = 1,
+    seed: int = 1,
+    rate: float = 0.0,
+    state: Arrays | None = None,
+    dtype: Any = np.float64,
+    engine: Any = None,
+    **options: Any,
+) -> Run:
+    """Lower, run on virtual ranks in lockstep (every buffer watched between start and wait), and leave nothing pending.
+
+    Parameters
+    ----------
+    feeds : mapping
+        Global arrays by input node.
+    steps : int
+        Runs of the program, with plain gradient descent of the given ``rate`` after each.
+    state : mapping, optional
+        Global initial parameters that replace the drawn ones.
+    options
+        Of ``lower``; by default everything is kept, and the input's gradient wanted.
+    """
+    options = {"keep": True, "input_grad": options.get("training", True), **options}
+    program = lower(graph, plan, batch, **options)
+    world = VirtualWorld(plan.grid)
+    executors = []
+    for r in range(plan.grid.size):
+        own = initial_state(graph.params(), program.params, r, seed, np.dtype(dtype))
+        for name, array in (state or {}).items():
+            own[name] = cut(program.params[name].box(r), array).astype(own[name].dtype)
+        e = Executor(program, engine or NumpyEngine(dtype), world.transport(r), own)
+        e.context.seed = seed
+        e.on_update = descent(rate)
+        executors.append(e)
+    results: list[dict[str, Any]] = []
+    for step in range(steps):
+        for e in executors:
+            e.context.step = step
+        results = run_lockstep(executors, [local_feeds(program, r, feeds, dtype) for r in range(plan.grid.size)])
+        world.check_idle()
+    return Run(program, executors, results, world, frozenset(_varying(graph, batch)))
+
+
+def descent(rate: float) -> Callable[[Arrays, Arrays], None]:
+    """Gradient descent in place."""
+
+    def update(params: Arrays, grads: Arrays) -> None:
+        for name, p in params.items():
+            p -= rate * grads[name]
+
+    return update
+
+
+def local_feeds(program: Program, rank: int, feeds: Arrays, dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    """One rank's blocks of the global inputs."""
+    out = {}
+    for buffer, source in program.feeds.items():
+        block = cut(program.buffers[buffer].layout.box(rank), feeds[source])
+        out[buffer] = block if block.dtype == np.int64 else block.astype(dtype)
+    return out
+
+
+def _varying(graph: Graph, batch: int) -> set[str]:
+    """Statistics that differ from group to group on purpose."""
+    out = set()
+    for node in graph.ops:
+        xs = graph.input_shapes(node.name, batch)
+        for k in (*node.op.forward(xs, True), *node.op.backward(xs, frozenset({"dx0", "dweight"}))):
+            out |= {f"{node.name}:{o.value}" for o in (*k.reads, *k.writes) if o.varying}
+    return out
+
+
+def difference(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> float:
+    """Largest difference, relative to the largest element."""
+    assert got.shape == want.shape
+    if not want.size:
+        return 0.0
+    d = np.abs(got - want).max()
+    return float("inf") if np.isnan(d) else float(d / max(np.abs(want).max(), scale, 1e-12))
+
+
+def assert_same(got: Run, want: Run, tolerance: float = 1e-10) -> None:
+    """Every value that both runs hold, and the state that they leave, is the same up to rounding."""
+    reference, seen = want.comparable(), 0
+    largest = {n.rpartition(":")[2]: 1e-12 for n in reference}
+    for name, buffer in reference.items():  # a gradient that cancels to zero is judged beside others of its kind
+        kind = name.rpartition(":")[2]
+        largest[kind] = max(largest[kind], np.abs(want.array(buffer)).max(initial=0))
+    for name, buffer in got.comparable().items():
+        if name in reference:
+            d = difference(got.array(buffer), want.array(reference[name]), 1e-3 * largest[name.rpartition(":")[2]])
+            assert d <= tolerance, f"{name} differs by {d:.2e} under {describe(got.program.plan)}"
+            seen += 1
+    assert seen >= len(got.program.graph.ops), "hardly anything was compared"
+    for name in got.program.params:
+        d = difference(got.state(name), want.state(name))
+        assert d <= tolerance, f"{name} after the step differs by {d:.2e} under {describe(got.program.plan)}"
+    for key in ("loss", "hits"):
+        if key in want.results[0]:
+            for r in got.results:
+                np.testing.assert_allclose(r[key], want.results[0][key], rtol=1e-10, atol=1e-12, err_msg=key)
+
+
+def describe(plan: Plan) -> str:
+    """A plan on one line, for messages."""
+    return f"grid {plan.grid}: {dict(plan.ops)}"
+
+
+def serial(graph: Graph, batch: int, feeds: Arrays, **options: Any) -> Run:
+    """The same on one rank."""
+    return run(graph, Plan(Grid(), {}), batch, feeds, **options)
+
+
+def samples(graph: Graph, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random inputs and targets. Labels are classes of the output; binary targets lie in [0, 1]."""
+    out: dict[str, np.ndarray] = {}
+    classes = graph.shapes(batch)[graph.output][-1]
+    for node in graph.inputs:
+        shape = graph.shapes(batch)[node.name]
+        if getattr(node.op, "dtype", None) == "int64":
+            out[node.name] = rng.integers(0, classes, shape)
+        elif node.name == "target":
+            out[node.name] = rng.random(shape)
+        else:
+            out[node.name] = rng.standard_normal(shape)
+    return out
+
+
+def random_plan(graph: Graph, batch: int, grid: Grid, rng: np.random.Generator, idle: float = 0.15) -> Plan:
+    """Each op gives each axis to a random loop, or leaves it idle; the order of axes on a loop is random as well."""
+    ops = {}
+    for node in graph.ops:
+        loops = list(node.op.loops(graph.input_shapes(node.name, batch)))
+        op_grid: dict[str, tuple[int, ...]] = {}
+        for axis in rng.permutation(len(grid.sizes)):
+            if rng.random() >= idle:
+                loop = loops[rng.integers(len(loops))]
+                op_grid[loop] = (*op_grid.get(loop, ()), int(axis))
+        ops[node.name] = op_grid
+    return Plan(grid, ops)
+
+
+def nbytes(info: Buffer, elements: int, dtype: Any = np.float64) -> int:
+    """Bytes of some elements of a buffer."""
+    return elements * np.dtype(info.dtype or dtype).itemsize

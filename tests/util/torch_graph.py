@@ -1,0 +1,132 @@
+"""A graph in PyTorch, float64, with autograd: the oracle of a whole training step.
+
+Built from torch's own functions, so it shares no arithmetic with lbpar. Import it behind ``pytest.importorskip("torch")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from lbpar.graph.graph import LOSS, Graph
+from lbpar.graph.op import Input
+
+
+@dataclass
+class Step:
+    """Outputs, gradients and statistics of one step, as NumPy arrays in channels-last order."""
+
+    y: dict[str, np.ndarray]
+    dy: dict[str, np.ndarray]
+    grad: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+
+
+def step(
+    graph: Graph, feeds: Mapping[str, np.ndarray], params: Mapping[str, np.ndarray], training: bool = True
+) -> Step:
+    """Forward and backward of ``graph`` (with its loss, or seeded with ones); dropout must be absent."""
+    own = {k: torch.tensor(v, dtype=torch.float64) for k, v in params.items()}
+    for name, tensor in own.items():
+        tensor.requires_grad_(graph.params()[name].kind != "statistic")
+    values: dict[str, torch.Tensor] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Input):
+            value = torch.tensor(feeds[node.name])
+            values[node.name] = value.requires_grad_() if value.is_floating_point() else value
+        else:
+            mine = {k.rpartition(".")[2]: v for k, v in own.items() if k.rpartition(".")[0] == node.name}
+            values[node.name] = _apply(node.op, [values[i] for i in node.inputs], mine, training)
+            values[node.name].retain_grad()
+    end = values[LOSS] if LOSS in values else values[graph.output].sum()
+    end.backward()
+    dy = {k: v.grad.numpy() for k, v in values.items() if v.grad is not None}
+    grad = {k: v.grad.numpy() for k, v in own.items() if v.grad is not None}
+    return Step(
+        {k: v.detach().numpy() for k, v in values.items()}, dy, grad, {k: v.detach().numpy() for k, v in own.items()}
+    )
+
+
+def _first(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(-1, 1)
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(1, -1)
+
+
+def _padded(x: torch.Tensor, pad: Any, value: float = 0.0) -> torch.Tensor:
+    """Explicit (possibly asymmetric) padding of a channels-first tensor."""
+    return functional.pad(x, [p for pair in reversed(pad) for p in pair], value=value)
+
+
+def _apply(op: Any, xs: list[torch.Tensor], own: dict[str, torch.Tensor], training: bool) -> torch.Tensor:
+    x, w, b = xs[0], own.get("weight"), own.get("bias")
+    rank = x.ndim - 2
+    match op.kind:
+        case "conv":
+            f = getattr(functional, f"conv{rank}d")
+            return _last(f(_padded(_first(x), op.pad), _first(w), b, op.stride, 0, op.dilation, op.groups))
+        case "conv_transpose":
+            f = getattr(functional, f"conv_transpose{rank}d")
+            y = f(_first(x), _first(w), b, op.stride, 0, 0, op.groups, op.dilation)
+            extra = (
+                op.output_pad or (0,) * rank
+            )  # torch pads on both sides alike: crop by hand, and lengthen with the bias
+            y = functional.pad(y - _bias(b, y), [q for e in reversed(extra) for q in (0, e)]) + _bias(b, y)
+            inside = tuple(slice(p, y.shape[2 + i] - q) for i, (p, q) in enumerate(op.pad))
+            return _last(y[(slice(None), slice(None), *inside)])
+        case "max_pool":
+            f = getattr(functional, f"max_pool{rank}d")
+            if all(p == q for p, q in op.pad):
+                return _last(f(_first(x), op.kernel, op.stride, [p for p, _ in op.pad], op.dilation, op.ceil_mode))
+            return _last(f(_padded(_first(x), op.pad, -torch.inf), op.kernel, op.stride, 0, op.dilation))
+        case "avg_pool":
+            f = getattr(functional, f"avg_pool{rank}d")
+            pad = [p for p, _ in op.pad]
+            return _last(f(_first(x), op.kernel, op.stride, pad, op.ceil_mode, op.count_include_pad))
+        case "global_avg_pool":
+            return x.flatten(1, -2).mean(1)
+        case "norm":
+            y = functional.batch_norm(
+                _first(x), own["running_mean"], own["running_var"], w, b, training, op.momentum, op.eps
+            )
+            return _last(y)
+        case "linear":
+            return functional.linear(x, w, b)
+        case "relu" | "sigmoid":
+            return getattr(torch, op.kind)(x)
+        case "leaky_relu":
+            return functional.leaky_relu(x, op.slope)
+        case "add":
+            return torch.stack(xs).sum(0)
+        case "multiply":
+            return torch.stack(xs).prod(0)
+        case "concat":
+            return torch.cat(xs, -1)
+        case "flatten":
+            return x.flatten(1)
+        case "upsample":
+            for i, f in enumerate(op.factors):
+                x = x.repeat_interleave(f, 1 + i)
+            return x
+        case "cross_entropy":
+            return functional.cross_entropy(_first(x), xs[1], label_smoothing=op.smoothing)
+        case "mse":
+            return functional.mse_loss(x, xs[1])
+        case "bce":
+            return functional.binary_cross_entropy_with_logits(x, xs[1])
+        case "dice":
+            p = x.softmax(-1).reshape(-1, x.shape[-1])
+            t = functional.one_hot(xs[1].reshape(-1), x.shape[-1])
+            return (1 - (2 * (p * t).sum(0) + op.eps) / (p.sum(0) + t.sum(0) + op.eps)).mean()
+    raise NotImplementedError(op.kind)
+
+
+def _bias(b: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor | float:
+    return 0.0 if b is None else b.reshape(1, -1, *(1,) * (y.ndim - 2))
