@@ -1,0 +1,1 @@
+"""Parity: the same training step on P ranks and on one, in float64, compared tensor by tensor."""
