@@ -65,7 +65,7 @@ class Parity:
 
 
 class Reference:
-    """One step of a network on one rank, in float64, and what it leaves.
+    """One step of a network on one rank, and what it leaves.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Reference:
     batch : int
         Global number of samples; inputs and targets are random, drawn by global index.
     engine : Engine
-        Of float64.
+        Its element type is that of all tensors; float64 for parity.
     seed : int
         Fixes weights, inputs, targets and dropout.
     make_optimizer : callable
@@ -101,8 +101,7 @@ class Reference:
 
     def executor(self, program: Program, transport: Transport, norms: Any) -> Executor:
         """An executor with freshly drawn weights and an optimizer."""
-        rank, kind = transport.rank, np.dtype(np.float64)
-        state = initial_state(self.graph.params(), program.params, rank, self.seed, kind)
+        state = initial_state(self.graph.params(), program.params, transport.rank, self.seed, self.engine.dtype)
         executor = Executor(program, self.engine, transport, state)
         executor.context = Context(self.seed)
         optimizer = self.make_optimizer()
@@ -117,11 +116,11 @@ class Reference:
         shape = self.graph.shapes(self.batch)[source]
         key, index = fold(self.seed, 17, int(source == TARGET)), flat_index(box, shape)
         if source != TARGET:
-            return normal(key, index)
+            return normal(key, index).astype(self.engine.dtype)
         output = self.graph.shapes(self.batch)[self.graph.output]
         if self.graph[TARGET].op.dtype == "int64":  # type: ignore[attr-defined]
             return np.minimum((uniform(key, index) * output[-1]).astype(np.int64), output[-1] - 1)
-        return uniform(key, index)
+        return uniform(key, index).astype(self.engine.dtype)
 
     def differences(self, executor: Executor) -> dict[str, tuple[float, float]]:
         """Per tensor: largest absolute difference on this rank's blocks, largest absolute value of the whole."""
@@ -152,7 +151,7 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
     executors = [reference.executor(program, world.transport(r), LocalNorms()) for r in range(plan.grid.size)]
     run_lockstep(executors, [reference.feeds(program, r) for r in range(plan.grid.size)])
     counted = [world.transport(r).counter.by_tag() for r in range(plan.grid.size)]
-    parity = Parity(*_bytes(program, [{t: s.bytes for t, s in c.items()} for c in counted]))
+    parity = Parity(*_bytes(program, reference.engine.dtype, [{t: s.bytes for t, s in c.items()} for c in counted]))
     parity.tensors = relative([reference.differences(e) for e in executors])
     return parity
 
@@ -167,7 +166,7 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity
     executor.run(reference.feeds(program, transport.rank))
     mine = {t: s.bytes for t, s in transport.counter.by_tag().items()}
     counted = transport.allgather_obj(mine)
-    parity = Parity(*_bytes(program, counted))
+    parity = Parity(*_bytes(program, reference.engine.dtype, counted))
     parity.tensors = relative(transport.allgather_obj(reference.differences(executor)))
     return parity
 
@@ -183,7 +182,7 @@ def _owned(program: Program, rank: int) -> list[str]:
 
 
 def _bytes(
-    program: Program, counted: Sequence[Mapping[str, int]]
+    program: Program, dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]
 ) -> tuple[dict[str, float], dict[str, int], dict[str, int]]:
     sent: dict[str, int] = {}
     predicted: dict[str, int] = {}
@@ -191,7 +190,7 @@ def _bytes(
         kind = step.move.kind
         if kind == "slice":
             continue
-        size = itemsize(program, step, np.dtype(np.float64))
+        size = itemsize(program, step, dtype)
         sent[kind] = sent.get(kind, 0) + sum(c.get(step.dst, 0) for c in counted)
         predicted[kind] = (
             predicted.get(kind, 0) + sum(volume(step.move, r).elements for r in range(len(counted))) * size

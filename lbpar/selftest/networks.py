@@ -1,0 +1,53 @@
+"""Small networks that together use every op, on odd sizes, in two and three dimensions."""
+
+from __future__ import annotations
+
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy
+
+
+def networks() -> dict[str, Graph]:
+    """Networks with their losses, by name."""
+    return {
+        "planes": _planes(),
+        "volumes": _volumes(),
+        "voxels": _voxels(),
+        "vectors": _vectors("mse"),
+        "flags": _vectors("bce"),
+    }
+
+
+def _planes() -> Graph:
+    g = GraphBuilder(input=(13, 11, 4), name="planes")
+    a = g.relu(g.norm(g.conv(g.input, 8, 3, stride=2, pad=1, groups=2)))
+    b = g.conv(a, 8, (3, 2), pad=[1, [0, 1]], dilation=1)
+    x = g.concat([g.add([a, b]), g.conv(a, 8, 3, pad=1, groups=8, bias=False)])
+    x = g.max_pool(x, 3, 2, pad=1)
+    x = g.leaky_relu(g.conv_transpose(x, 6, 3, stride=2, pad=1, output_pad=1), 0.1)
+    x = g.avg_pool(g.conv(x, 5, 3, dilation=2, pad=2), 3, 2, ceil_mode=True)
+    x = g.dropout(g.flatten(x), 0.25)
+    return g.build(g.linear(x, 7)).with_loss(CrossEntropy(0.1))
+
+
+def _volumes() -> Graph:
+    g = GraphBuilder(input=(7, 6, 5, 2), name="volumes")
+    x = g.relu(g.norm(g.conv(g.input, 4, 3, pad=1)))
+    x = g.max_pool(x, 2, ceil_mode=True)
+    x = g.sigmoid(g.conv(x, 6, (3, 1, 2), pad=[1, 0, [1, 0]], groups=2))
+    x = g.multiply([x, g.conv(x, 6, 1)])
+    x = g.upsample(x, 2)
+    return g.build(g.linear(g.global_avg_pool(x), 5)).with_loss(CrossEntropy())
+
+
+def _voxels() -> Graph:
+    g = GraphBuilder(input=(8, 6, 3), name="voxels")
+    down = g.relu(g.conv(g.input, 4, 3, pad=1))
+    up = g.conv_transpose(g.avg_pool(down, 2), 4, 2, stride=2)
+    return g.build(g.conv(g.concat([down, up]), 3, 1)).with_loss(LOSSES["dice"]())
+
+
+def _vectors(loss: str) -> Graph:
+    g = GraphBuilder(input=(9,), name=f"vectors with {loss}")
+    x = g.relu(g.norm(g.linear(g.input, 12)))
+    return g.build(g.linear(x, 3)).with_loss(LOSSES[loss]())
