@@ -35,7 +35,7 @@ from lbpar.transport.virtual import VirtualWorld
 Array = Any
 MakeOptimizer = Callable[[], Optimizer]
 
-FLOOR = 1e-5
+FLOOR = 1e-3
 """Tensors smaller than this part of the largest of their kind count as if they were that large: the gradient of a bias
 before a batch norm, say, is zero but for rounding."""
 
