@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.util.doc_moves import MOVES, expected
+from lbpar.verify.command import main as verify
+from tests.util.doc_moves import MOVES, YAML, expected
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(p for p in (DOCS / "strategies").glob("*.md") if p.name != "index.md")
@@ -52,6 +53,17 @@ def test_collectives_of_the_example(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     (shown,) = MOVES.findall(text)
     assert shown == expected(text), f"write it anew: python -m tests.util.doc_moves {page}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_example_computes_what_one_process_computes(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = YAML.search(page.read_text(encoding="utf-8"))
+    assert found
+    (tmp_path / "run.yaml").write_text(found[1], encoding="utf-8")
+    code = verify(["--config", str(tmp_path / "run.yaml"), "--procs", "4"])
+    assert code == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")], ids=lambda p: p.name)
