@@ -1,0 +1,492 @@
+"""The oneDNN engine: float32 kernels of oneDNN on NumPy memory, the NumPy reference for everything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lbpar.engine._dnnl import cdef, conv, pool, rows
+from lbpar.engine._dnnl.library import Context, Refused, load
+from lbpar.engine._dnnl.memory import Pool
+from lbpar.engine.base import Array, Float64Array, Window
+from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.errors import EngineError
+
+T = TypeVar("T")
+_F32 = np.dtype(np.float32)
+_COMPUTE = {"float32": 0, "bfloat16": 1}
+_LOWEST = np.finfo(np.float32).min
+_MAX_PLANS = 4096
+
+
+class OneDnnEngine(NumpyEngine):
+    """Local kernels by oneDNN's C API.
+
+    oneDNN reads and writes NumPy memory in place. Primitives are created once per operation, shapes and geometry;
+    scratch memory and the memory of outputs are reused, so an engine belongs to one compute thread at a time. A case
+    that oneDNN refuses (float64, empty arrays, windows that see no input) runs in the reference.
+
+    Parameters
+    ----------
+    dtype : numpy dtype or its name
+    threads : int, optional
+        OpenMP threads of kernels; None leaves OpenMP's default (OMP_NUM_THREADS).
+    compute : "float32" or "bfloat16"
+        Precision in which convolutions and matrix products of float32 arrays may multiply; sums stay float32.
+
+    Raises
+    ------
+    EngineError
+        No usable libdnnl.so.3 (the message names the wheel), or an unknown ``compute``.
+    """
+
+    name = "onednn"
+    accelerated = frozenset({"float32"})
+
+    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None, compute: str = "float32") -> None:
+        super().__init__(dtype, threads)
+        if compute not in _COMPUTE:
+            raise EngineError(f"onednn engine: compute={compute!r}, expected one of {', '.join(_COMPUTE)}")
+        self.compute = compute
+        self._fpmath = _COMPUTE[compute]
+        self._context = Context(load(), threads)
+        self._address = self._context.pointer
+        self._plans: dict[Any, Any] = {}
+        self.pool = Pool()
+
+    @property
+    def library(self) -> str:
+        """Version and path of the library in use, for reports."""
+        library = self._context.library
+        return f"oneDNN {'.'.join(map(str, library.version))} ({library.path})"
+
+    # -- plumbing --------------------------------------------------------------------------------------------------
+
+    def _plan(self, key: Any, build: Callable[[], T]) -> T | None:
+        """The cached primitive(s) for ``key``; None, cached too, where oneDNN refuses the case."""
+        try:
+            found: T | None = self._plans[key]
+        except KeyError:
+            if len(self._plans) >= _MAX_PLANS:  # varying shapes must not grow memory without bound
+                self._plans.clear()
+            try:
+                found = build()
+            except Refused:
+                found = None
+            self._plans[key] = found
+        return found
+
+    def _new(self, shape: Sequence[int]) -> Array:
+        return self.pool.empty(shape, _F32)
+
+    # -- convolution -----------------------------------------------------------------------------------------------
+
+    def conv_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        y = self._conv(x, w, b, win, groups, tuple(out_spatial))
+        return super().conv_forward(x, w, b, win, groups, out_spatial) if y is None else y
+
+    def _conv(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out: tuple[int, ...]
+    ) -> Array | None:
+        if not (is_float32(x, w) and x.size and w.size and all(out)):
+            return None
+        y_shape = (x.shape[0], *out, w.shape[0])
+
+        def build() -> tuple[conv.Forward, tuple[slice, ...] | None]:
+            geometry = conv.Geometry.of(win, x.shape[1:-1], out)
+            x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
+            plan = conv.Forward(self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, self._fpmath)
+            return plan, geometry.crop
+
+        found = self._plan(("conv", x.shape, w.shape, win, groups, out, b is None), build)
+        if found is None:
+            return None
+        run, crop = found
+        y = self._new(y_shape)
+        run(_dense(x if crop is None else x[crop]), _dense(w), None if b is None else _dense(b), y)
+        return y
+
+    def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
+        inner = tuple(in_spatial)
+        if not (is_float32(dy, w) and dy.size and w.size and all(inner)):
+            return super().conv_backward_data(dy, w, win, groups, in_spatial)
+        channels = w.shape[-1] * groups
+
+        def build() -> tuple[conv.BackwardData, tuple[slice, ...] | None, tuple[int, ...]]:
+            geometry = conv.Geometry.of(win, inner, dy.shape[1:-1])
+            x_shape = (dy.shape[0], *geometry.spatial, channels)
+            plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, self._fpmath)
+            return plan, geometry.crop, x_shape
+
+        found = self._plan(("conv_data", dy.shape, w.shape, win, groups, inner), build)
+        if found is None:
+            return super().conv_backward_data(dy, w, win, groups, in_spatial)
+        run, crop, x_shape = found
+        dx = self._new(x_shape)
+        run(_dense(dy), _dense(w), dx)
+        return dx if crop is None else self._embed(dx, crop, (dy.shape[0], *inner, channels))
+
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
+        return self._conv_weights(x, dy, win, groups, bias=False)[0]
+
+    def _conv_weights(self, x: Array, dy: Array, win: Window, groups: int, bias: bool) -> tuple[Array, Array | None]:
+        if not (is_float32(x, dy) and x.size and dy.size):
+            return super().conv_backward_weights(x, dy, win, groups), None
+        w_shape = (dy.shape[-1], *(dim.kernel for dim in win), x.shape[-1] // groups)
+
+        def build() -> tuple[conv.BackwardWeights, tuple[slice, ...] | None]:
+            geometry = conv.Geometry.of(win, x.shape[1:-1], dy.shape[1:-1])
+            x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
+            plan = conv.BackwardWeights(self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._fpmath)
+            return plan, geometry.crop
+
+        found = self._plan(("conv_weights", x.shape, dy.shape, win, groups, bias), build)
+        if found is None:
+            return super().conv_backward_weights(x, dy, win, groups), None
+        run, crop = found
+        dw = self._new(w_shape)
+        db = self._new(w_shape[:1]) if bias else None
+        run(_dense(x if crop is None else x[crop]), _dense(dy), dw, db)
+        return dw, db
+
+    def _embed(self, part: Array, crop: tuple[slice, ...], shape: tuple[int, ...]) -> Array:
+        whole = self._new(shape)
+        whole.fill(0)
+        whole[crop] = part
+        return whole
+
+    def bias_backward(self, dy: Array) -> Array:
+        if not (is_float32(dy) and dy.size):
+            return super().bias_backward(dy)
+        zero = np.zeros(dy.shape[-1])
+        sums = self._backward_sums(dy, dy, zero, None, None, rows.SMALL_TILE_BYTES)
+        return super().bias_backward(dy) if sums is None else sums[0].astype(_F32)
+
+    # -- linear ----------------------------------------------------------------------------------------------------
+
+    def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
+        y = self._matmul(x, w, (x.shape[0], x.shape[1], w.shape[0]), (x.shape[1], 1), (1, w.shape[1]), b)
+        return super().linear_forward(x, w, b) if y is None else y
+
+    def linear_backward_data(self, dy: Array, w: Array) -> Array:
+        dx = self._matmul(dy, w, (dy.shape[0], dy.shape[1], w.shape[1]), (dy.shape[1], 1), (w.shape[1], 1), None)
+        return super().linear_backward_data(dy, w) if dx is None else dx
+
+    def linear_backward_weights(self, x: Array, dy: Array) -> Array:
+        dw = self._matmul(dy, x, (dy.shape[1], dy.shape[0], x.shape[1]), (1, dy.shape[1]), (x.shape[1], 1), None)
+        return super().linear_backward_weights(x, dy) if dw is None else dw
+
+    def _matmul(
+        self,
+        left: Array,
+        right: Array,
+        sizes: tuple[int, int, int],
+        left_strides: tuple[int, int],
+        right_strides: tuple[int, int],
+        row: Array | None,
+    ) -> Array | None:
+        if not (is_float32(left, right) and all(sizes)):
+            return None
+        key = ("matmul", sizes, left_strides, right_strides, row is None)
+        run = self._plan(
+            key,
+            lambda: pool.matmul(self._context, sizes, left_strides, right_strides, row is not None, self._fpmath),
+        )
+        if run is None:
+            return None
+        y = self._new((sizes[0], sizes[2]))
+        a = self._address
+        extra = () if row is None else (a(_dense(row)),)
+        run(a(_dense(left)), a(_dense(right)), a(y), *extra)
+        return y
+
+    # -- pooling ---------------------------------------------------------------------------------------------------
+
+    def _pooling(
+        self, algorithm: int, x_shape: tuple[int, ...], y_shape: tuple[int, ...], win: Window
+    ) -> tuple[pool.Pool, tuple[slice, ...] | None, tuple[int, ...]] | None:
+        if not (math.prod(x_shape) and math.prod(y_shape)):
+            return None
+
+        def build() -> tuple[pool.Pool, tuple[slice, ...] | None, tuple[int, ...]]:
+            geometry = conv.Geometry.of(win, x_shape[1:-1], y_shape[1:-1])
+            cropped = (x_shape[0], *geometry.spatial, x_shape[-1])
+            plan = pool.Pool(self._context, algorithm, cropped, y_shape, win, x_shape[1:-1], geometry)
+            return plan, geometry.crop, cropped
+
+        return self._plan(("pool", algorithm, x_shape, y_shape, win), build)
+
+    def max_pool_forward(self, x: Array, win: Window, out_spatial: Sequence[int]) -> tuple[Array, Array]:
+        y_shape = (x.shape[0], *out_spatial, x.shape[-1])
+        found = self._pooling(cdef.POOL_MAX, x.shape, y_shape, win) if is_float32(x) else None
+        # oneDNN's maximum drops NaN; one more pass finds them.
+        if found is None or np.isnan(x.max()):
+            return super().max_pool_forward(x, win, out_spatial)
+        plan, crop, _ = found
+        y, arg = self._new(y_shape), self.pool.empty((plan.workspace,), np.uint8)
+        a = self._address
+        plan.forward(a(_dense(x if crop is None else x[crop])), a(y), a(arg))
+        if y.min() == _LOWEST:  # its maximum starts from there, not from -inf
+            return super().max_pool_forward(x, win, out_spatial)
+        return y, arg
+
+    def max_pool_backward(self, dy: Array, arg: Array, win: Window, in_spatial: Sequence[int]) -> Array:
+        if arg.dtype != np.uint8:  # the reference made it; its own are signed
+            return super().max_pool_backward(dy, arg, win, in_spatial)
+        x_shape = (dy.shape[0], *in_spatial, dy.shape[-1])
+        found = self._pooling(cdef.POOL_MAX, x_shape, dy.shape, win)
+        if found is None:
+            raise EngineError("max_pool_backward: arg belongs to another pooling; pass what max_pool_forward returned")
+        plan, crop, cropped = found
+        dx = self._new(cropped)
+        a = self._address
+        plan.backward(a(_dense(dy)), a(dx), a(arg))
+        return dx if crop is None else self._embed(dx, crop, x_shape)
+
+    def avg_pool_forward(
+        self, x: Array, win: Window, out_spatial: Sequence[int], divisors: Sequence[Float64Array]
+    ) -> Array:
+        y_shape = (x.shape[0], *out_spatial, x.shape[-1])
+        found = self._pooling(cdef.POOL_AVG_WITH_PAD, x.shape, y_shape, win) if is_float32(x) else None
+        if found is None:
+            return super().avg_pool_forward(x, win, out_spatial, divisors)
+        plan, crop, _ = found
+        y = self._new(y_shape)
+        plan.forward(self._address(_dense(x if crop is None else x[crop])), self._address(y))
+        for factor in pool.avg_factors(win, divisors) or ():
+            y *= factor
+        return y
+
+    def avg_pool_backward(
+        self, dy: Array, win: Window, in_spatial: Sequence[int], divisors: Sequence[Float64Array]
+    ) -> Array:
+        x_shape = (dy.shape[0], *in_spatial, dy.shape[-1])
+        found = self._pooling(cdef.POOL_AVG_WITH_PAD, x_shape, dy.shape, win) if is_float32(dy) else None
+        if found is None:
+            return super().avg_pool_backward(dy, win, in_spatial, divisors)
+        plan, crop, cropped = found
+        for factor in pool.avg_factors(win, divisors) or ():
+            dy = dy * factor
+        dx = self._new(cropped)
+        plan.backward(self._address(_dense(dy)), self._address(dx))
+        return dx if crop is None else self._embed(dx, crop, x_shape)
+
+    # -- normalisation ---------------------------------------------------------------------------------------------
+
+    def norm_sums(self, x: Array, shift: Array) -> Float64Array:
+        run = None
+        if is_float32(x) and x.size:
+            channels = x.shape[-1]
+            n = x.size // channels
+            run = self._plan(
+                ("moments", n, channels),
+                lambda: rows.Moments(self._context, rows.Tiling(self._context, n, channels)),
+            )
+        if run is None:
+            return super().norm_sums(x, shift)
+        return run(_dense(x), np.asarray(shift, dtype=np.float64))
+
+    def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
+        y = self._norm_apply(x, mean, invstd, scale, bias, relu=False)
+        return super().norm_apply(x, mean, invstd, scale, bias) if y is None else y
+
+    def _norm_apply(
+        self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, relu: bool
+    ) -> Array | None:
+        if not (is_float32(x) and x.size):
+            return None
+        columns = x.shape[-1]
+        count = x.size // columns
+        run = self._plan(
+            ("norm_apply", count, columns, relu), lambda: rows.norm_apply(self._context, count, columns, relu)
+        )
+        if run is None:
+            return None
+        y = self._new(x.shape)
+        factor = invstd if scale is None else invstd * scale
+        vectors = [rows.vector32(v, columns, d) for v, d in ((mean, 0), (None, 1), (factor, 1), (bias, 0))]
+        a = self._address
+        run(a(_dense(x)), a(y), *(a(v) for v in vectors))
+        return y
+
+    def _norm_add_relu(
+        self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, residual: Array
+    ) -> Array | None:
+        if not (is_float32(x, residual) and x.size):
+            return None
+        columns = x.shape[-1]
+        count = x.size // columns
+        run = self._plan(
+            ("norm_add_relu", count, columns), lambda: rows.norm_add_relu(self._context, count, columns, True)
+        )
+        if run is None:
+            return None
+        y = self._new(x.shape)
+        factor = invstd if scale is None else invstd * scale
+        centre, factor, offset = (rows.vector32(v, columns, d) for v, d in ((mean, 0), (factor, 1), (bias, 0)))
+        a = self._address
+        run(a(_dense(x)), a(centre), a(y), a(factor), a(offset), a(_dense(residual)))
+        return y
+
+    def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
+        sums = self._backward_sums(x, dy, mean, None, None) if is_float32(x, dy) and x.size else None
+        if sums is None:
+            return super().norm_backward_sums(x, dy, mean, invstd)
+        sums[1] *= invstd
+        return sums
+
+    def _backward_sums(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        y: Array | None,
+        masked: Array | None,
+        nbytes: int = rows.TILE_BYTES,
+    ) -> Float64Array | None:
+        """sum(dy), sum(dy * (x - mean)); with y, dy is masked first and stored in ``masked``."""
+        channels = x.shape[-1]
+        n = x.size // channels
+        relu = y is not None
+        run = self._plan(
+            ("backward_sums", n, channels, relu, nbytes),
+            lambda: rows.BackwardSums(self._context, rows.Tiling(self._context, n, channels, nbytes), relu),
+        )
+        if run is None:
+            return None
+        return run(_dense(x), _dense(dy), mean, None if y is None else _dense(y), masked)
+
+    def norm_backward_data(
+        self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
+    ) -> Array:
+        run = None
+        if is_float32(x, dy) and x.size:
+            columns = x.shape[-1]
+            n = x.size // columns
+            run = self._plan(("norm_data", n, columns), lambda: rows.norm_backward_data(self._context, n, columns))
+        if run is None:
+            return super().norm_backward_data(x, dy, mean, invstd, scale, sums, count)
+        dx = self._new(x.shape)
+        factor = invstd if scale is None else invstd * scale
+        values = (mean, -invstd * sums[1] / count, -sums[0] / count, factor)
+        centre, k1, k0, factor = (rows.vector32(v, columns, 0) for v in values)
+        a = self._address
+        run(a(_dense(x)), a(centre), a(dx), a(k1), a(_dense(dy)), a(k0), a(factor))
+        return dx
+
+    # -- pointwise -------------------------------------------------------------------------------------------------
+
+    def _forward(self, algorithm: int, x: Array, alpha: float) -> Array | None:
+        if not (is_float32(x) and x.size):
+            return None
+        shape = (x.size,)
+        run = self._plan(
+            ("eltwise", algorithm, shape, alpha), lambda: rows.eltwise_forward(self._context, algorithm, shape, alpha)
+        )
+        if run is None:
+            return None
+        y = self._new(x.shape)
+        run(self._address(_dense(x)), self._address(y))
+        return y
+
+    def _backward(self, algorithm: int, y: Array, dy: Array, alpha: float) -> Array | None:
+        if not (is_float32(y, dy) and y.size):
+            return None
+        shape = (y.size,)
+        run = self._plan(
+            ("eltwise_backward", algorithm, shape, alpha),
+            lambda: rows.eltwise_backward(self._context, algorithm, shape, alpha),
+        )
+        if run is None:
+            return None
+        dx = self._new(dy.shape)
+        a = self._address
+        run(a(_dense(dy)), a(_dense(y)), a(dx))
+        return dx
+
+    def relu_forward(self, x: Array) -> Array:
+        return self._relu(x, None)
+
+    def _relu(self, x: Array, y: Array | None) -> Array:
+        """max(x, 0) in y (which may be x), or in a new array."""
+        run = None
+        if is_float32(x) and x.size:
+            run = self._plan(("relu", x.size), lambda: rows.relu(self._context, x.size))
+        if run is None:
+            return super().relu_forward(x)
+        x = _dense(x)
+        y = self._new(x.shape) if y is None else y
+        source = self._address(x)
+        run(source, source, self._address(y), source)
+        return y
+
+    def relu_backward(self, y: Array, dy: Array) -> Array:
+        dx = self._backward(cdef.RELU_FROM_DST, y, dy, 0.0)
+        # oneDNN multiplies by 0 where relu is shut, which turns an infinite dy into NaN.
+        return super().relu_backward(y, dy) if dx is None or np.isnan(dx.min()) else dx
+
+    def leaky_relu_forward(self, x: Array, slope: float) -> Array:
+        y = self._forward(cdef.RELU_FROM_DST, x, float(slope)) if slope >= 0 else None
+        return super().leaky_relu_forward(x, slope) if y is None else y
+
+    def leaky_relu_backward(self, y: Array, dy: Array, slope: float) -> Array:
+        dx = self._backward(cdef.RELU_FROM_DST, y, dy, float(slope)) if slope >= 0 else None
+        return super().leaky_relu_backward(y, dy, slope) if dx is None else dx
+
+    def sigmoid_forward(self, x: Array) -> Array:
+        y = self._forward(cdef.LOGISTIC_FROM_DST, x, 0.0)
+        return super().sigmoid_forward(x) if y is None else y
+
+    def sigmoid_backward(self, y: Array, dy: Array) -> Array:
+        dx = self._backward(cdef.LOGISTIC_FROM_DST, y, dy, 0.0)
+        return super().sigmoid_backward(y, dy) if dx is None else dx
+
+    def add(self, xs: Sequence[Array]) -> Array:
+        y = self._binary(cdef.BINARY_ADD, xs)
+        return super().add(xs) if y is None else y
+
+    def multiply(self, xs: Sequence[Array]) -> Array:
+        y = self._binary(cdef.BINARY_MUL, xs)
+        return super().multiply(xs) if y is None else y
+
+    def _binary(self, algorithm: int, xs: Sequence[Array]) -> Array | None:
+        if len(xs) < 2 or not (is_float32(*xs) and xs[0].size):
+            return None
+        shape = (xs[0].size,)
+        more = len(xs) - 2
+        run = self._plan(("binary", algorithm, shape, more), lambda: rows.binary(self._context, algorithm, shape, more))
+        if run is None:
+            return None
+        y = self._new(xs[0].shape)
+        first, second, *rest = (self._address(_dense(x)) for x in xs)
+        run(first, second, self._address(y), *rest)
+        return y
+
+    def concat(self, xs: Sequence[Array]) -> Array:
+        if not is_float32(*xs):
+            return super().concat(xs)
+        y = self._new((*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)))
+        return np.concatenate(xs, axis=-1, out=y)
+
+    # -- device side -----------------------------------------------------------------------------------------------
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
+        return self.pool.empty(shape, self.dtype if dtype is None else dtype)
+
+
+def is_float32(*arrays: Array) -> bool:
+    """Whether all arrays are float32."""
+    return all(a.dtype == _F32 for a in arrays)
+
+
+def _dense(a: Array) -> Array:
+    """``a``, copied where it is not C-contiguous float32: oneDNN gets an address and believes it."""
+    if a.dtype == _F32 and a.flags.c_contiguous:
+        return a
+    return np.ascontiguousarray(a, dtype=_F32)
