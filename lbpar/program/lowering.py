@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Kernel, Operand, Shape
@@ -12,7 +13,10 @@ from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move, accumulate, transition
 from lbpar.program.order import finish
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
+from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
+
+
+Gradients = Literal["reduce", "hold", "release"]
 
 
 def lower(
@@ -24,6 +28,7 @@ def lower(
     input_grad: bool = False,
     keep: bool = False,
     overlap: bool = True,
+    gradients: Gradients = "reduce",
 ) -> Program:
     """Make the program of one step.
 
@@ -43,9 +48,12 @@ def lower(
         Keep every array to the end (to compare them), instead of freeing each after its last use.
     overlap : bool
         Start communication as early and wait for it as late as the data allow.
+    gradients : {"reduce", "hold", "release"}
+        For gradient accumulation over micro-batches: "hold" keeps every rank's own part and updates nothing, "release"
+        adds the parts held, sums them over the ranks once, and updates. "reduce" is a step of one micro-batch.
     """
     plan.check(graph, batch)
-    low = _Lowering(graph, plan, batch, training)
+    low = _Lowering(graph, plan, batch, training, gradients)
     low.forward()
     if training and graph.loss is not None:
         low.backward(input_grad)
@@ -62,8 +70,8 @@ class _Copy:
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, plan: Plan, batch: int, training: bool) -> None:
-        self.graph, self.plan, self.batch, self.training = graph, plan, batch, training
+    def __init__(self, graph: Graph, plan: Plan, batch: int, training: bool, gradients: Gradients) -> None:
+        self.graph, self.plan, self.batch, self.training, self.gradients = graph, plan, batch, training, gradients
         self.grid = plan.grid
         self.steps: list[Step] = []
         self.buffers: dict[str, Buffer] = {}
@@ -213,6 +221,10 @@ class _Lowering:
             parts.setdefault(node.inputs[int(short[2:])], []).append(_Copy(layout, buffer))
         elif short[1:] in self.param_names[node.name]:
             name = f"{node.name}.{short[1:]}"
+            if self.gradients != "reduce":
+                self.steps.append(Accumulate(name, buffer, self.gradients == "release"))
+            if self.gradients == "hold":
+                return
             self.grads[name] = self.fetch(f"{name}:grad", self.params[name], node)
 
     def gather_dy(self, node: Node, parts: Sequence[_Copy]) -> None:
@@ -253,6 +265,8 @@ class _Lowering:
         for node in self.graph.ops:
             for k in node.op.update(self.xs[node.name]):
                 self.kernel(node, k)
+        if self.gradients == "hold":
+            return
         names = tuple(n for n in self.params if n in self.grads)
         self.steps.append(Update(names, tuple(self.grads[n] for n in names)))
 

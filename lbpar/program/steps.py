@@ -59,6 +59,19 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Accumulate:
+    """Add this rank's part of a parameter's gradient to what earlier micro-batches left.
+
+    With ``last``, the sum goes on to the ranks that share the parameter (once for all micro-batches); else it is kept.
+    """
+
+    param: str
+    grad: str
+    last: bool
+    phase: Phase = "backward"
+
+
+@dataclass(frozen=True)
 class Update:
     """Apply the optimizer to all parameters from their complete gradients."""
 
@@ -74,7 +87,7 @@ class Free:
     buffers: tuple[str, ...]
 
 
-Step = Compute | Start | Wait | Sum | Update | Free
+Step = Compute | Start | Wait | Sum | Accumulate | Update | Free
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,8 @@ def reads(step: Step) -> tuple[str, ...]:
         return (step.src,)
     if isinstance(step, Sum):
         return step.srcs
+    if isinstance(step, Accumulate):
+        return (step.grad,)
     if isinstance(step, Update):
         return step.grads
     return ()
@@ -142,4 +157,6 @@ def writes(step: Step) -> tuple[str, ...]:
         return step.writes
     if isinstance(step, (Wait, Sum)):
         return (step.dst,)
+    if isinstance(step, Accumulate):
+        return (step.grad,)  # in place
     return ()
