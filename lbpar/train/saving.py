@@ -27,7 +27,7 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
     arrays, layouts = _everything(worker, optimizer)
     transport = worker.transport
     blocks = _blocks(arrays, layouts, transport)
-    content = {**meta, "step": step, "optimizer": optimizer.counters()}
+    content = {**meta, "step": step, "optimizer": optimizer.counters(), "optimizer_name": optimizer.name}
     if transport.rank == 0:
         tensors = {name: (layouts[name].shape, a.dtype) for name, a in arrays.items()}
         write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
@@ -39,23 +39,39 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
 
 
 def load(path: Path, worker: Worker, optimizer: Optimizer) -> dict[str, Any]:
-    """Read a checkpoint into this rank's blocks, whatever grid wrote it; returns its metadata. Every rank reads its own."""
+    """Read a checkpoint into this rank's blocks, whatever grid wrote it; returns its metadata. Every rank reads its own.
+
+    Raises
+    ------
+    CheckpointError
+        It is damaged, or of another network or optimizer.
+    """
+    arrays, layouts = _everything(worker, optimizer)
     with open_checkpoint(path) as saved:
-        for name, layout in worker.layouts.items():
-            block = saved.read(name, layout.box(worker.transport.rank))
-            if saved.tensors[name][0] != layout.shape:
-                raise CheckpointError(
-                    f"{path}: {name} has shape {saved.tensors[name][0]}, this network's has {layout.shape}."
-                )
-            worker.state[name][...] = block
-        slots = {}
-        for name in saved.tensors:
-            param, _, slot = name.rpartition("/")
-            if param in worker.layouts and slot in optimizer.slots:
-                slots[name] = saved.read(name, worker.layouts[param].box(worker.transport.rank))
         meta = saved.meta
-    optimizer.load_state_dict(slots, meta["optimizer"])
+        _check_same(path, saved.tensors, layouts, meta["optimizer_name"], optimizer.name)
+        blocks = {name: saved.read(name, layouts[name].box(worker.transport.rank)) for name in arrays}
+    for name in worker.state:
+        worker.state[name][...] = blocks.pop(name)
+    optimizer.load_state_dict(blocks, meta["optimizer"])
     return meta
+
+
+def _check_same(
+    path: Path, saved: Mapping[str, tuple[Any, ...]], layouts: Mapping[str, Layout], theirs: str, ours: str
+) -> None:
+    if theirs != ours:
+        raise CheckpointError(
+            f"{path}: written with optimizer {theirs}, but this run has {ours}; resume with {theirs}."
+        )
+    for name in sorted({*saved, *layouts}):
+        there = saved[name][0] if name in saved else "absent"
+        here = layouts[name].shape if name in layouts else "absent"
+        if there != here:
+            raise CheckpointError(
+                f"{path}: {name} is {there} in the checkpoint, but {here} in this run; "
+                "resume with the network and optimizer that wrote it."
+            )
 
 
 def _everything(worker: Worker, optimizer: Optimizer) -> tuple[dict[str, Array], dict[str, Layout]]:

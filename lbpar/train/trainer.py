@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -16,8 +16,9 @@ from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
-from lbpar.errors import ConfigError, TrainingError
+from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.program.plan import Plan
 from lbpar.train.checkpoint import latest
 from lbpar.train.early_stop import EarlyStop
@@ -28,45 +29,18 @@ from lbpar.train.optim.norms import ReducedNorms, clip_by_global_norm
 from lbpar.train.saving import load, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset, build_engine
+from lbpar.train.together import together
+from lbpar.train.totals import Totals
 from lbpar.train.worker import Mode, StepResult, Worker
 from lbpar.transport.base import Sent, Transport
 
 Array = Any
-
-
-@dataclass
-class Totals:
-    """Sums over steps: a weighted mean loss and hit rates."""
-
-    loss: float = 0.0
-    samples: int = 0
-    positions: int = 0
-    top1: float = 0.0
-    top5: float = 0.0
-    counted: bool = False
-
-    def add(self, r: StepResult) -> None:
-        """Add one step."""
-        self.loss += r.loss * r.samples
-        self.samples += r.samples
-        self.positions += r.positions
-        if r.top1 is not None and r.top5 is not None:
-            self.top1 += r.top1
-            self.top5 += r.top5
-            self.counted = True
-
-    def record(self, prefix: str = "") -> dict[str, float]:
-        """Means, under names that start with ``prefix``."""
-        out = {f"{prefix}loss": self.loss / max(1, self.samples)}
-        if self.counted:
-            out[f"{prefix}accuracy"] = self.top1 / max(1, self.positions)
-            out[f"{prefix}top5"] = self.top5 / max(1, self.positions)
-        return out
+OnStep = Callable[[StepResult, float], None]
 
 
 @dataclass
 class Trainer:
-    """Trains a network on this rank's share. Every method is collective over all ranks.
+    """Trains a network on this rank's share. Making one is local; every method is collective over all ranks.
 
     Parameters
     ----------
@@ -76,6 +50,24 @@ class Trainer:
     plan : Plan
     transport : Transport
         Of the plan's grid.
+
+    Attributes
+    ----------
+    step : int
+        Updates done.
+    epoch : int
+        Epochs done.
+    batches : int
+        Batches done of the epoch under way; not 0 only after ``train.max_steps`` ended it early.
+    micro : int
+        Batches done since the start; dropout counts by it.
+
+    Raises
+    ------
+    ConfigError
+        The run file asks for what this network, engine or data cannot give.
+    DataError
+        A dataset cannot be read or does not fit the network.
 
     Examples
     --------
@@ -101,8 +93,8 @@ class Trainer:
     transport: Transport
     step: int = 0
     epoch: int = 0
+    batches: int = 0
     micro: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         c = self.config
@@ -125,13 +117,19 @@ class Trainer:
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
         self.early_stop = EarlyStop(stop.patience, stop.metric, stop.min_delta) if stop else None
-        if stop and stop.metric.startswith("test_") and self.test is None:
-            raise ConfigError(
-                f"train.early_stop.metric: {stop.metric} needs test data; give data.test, or watch loss or accuracy."
-            )
+        if stop is not None:
+            self._check_metric(stop.metric)
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
         self.norms = ReducedNorms(self._sum, [n for n in kinds if self.worker.owns(n)])
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
+
+    def _check_metric(self, metric: str) -> None:
+        where = "train.early_stop.metric"
+        if metric.startswith("test_") and self.test is None:
+            raise ConfigError(f"{where}: {metric} needs test data; give data.test, or watch loss or accuracy.")
+        if metric.endswith("accuracy") and self.config.train.loss != CrossEntropy.kind:
+            other = metric.replace("accuracy", "loss")
+            raise ConfigError(f"{where}: {metric} is not measured with loss {self.config.train.loss}; watch {other}.")
 
     # One epoch and its steps.
 
@@ -143,7 +141,7 @@ class Trainer:
         TrainingError
             The loss is not finite; names the step and the first layer whose output is not.
         """
-        while self.epoch < self.config.train.epochs and self.step < self.total_steps and not self.stopped:
+        while not self.done:
             yield self.train_epoch()
 
     @property
@@ -156,37 +154,42 @@ class Trainer:
         """Whether nothing is left to train."""
         return self.epoch >= self.config.train.epochs or self.step >= self.total_steps or self.stopped
 
-    def train_epoch(self, on_step: Any = None) -> dict[str, Any]:
-        """One pass over the training data, evaluated if it is due; ``on_step(result, lr)`` is called after each micro-batch."""
-        start, sent_before = perf_counter(), self.transport.counter.by_kind()
-        totals, lr = Totals(), 0.0
+    def train_epoch(self, on_step: OnStep | None = None) -> dict[str, Any]:
+        """One pass over the training data (or what is left of it), evaluated if that is due.
+
+        ``on_step(result, lr)`` is called after each batch.
+        """
+        began, sent_before = perf_counter(), self.transport.counter.by_kind()
+        number, totals, lr = self.epoch + 1, Totals(), 0.0
         dataset = self._epoch_data()
-        batches = list(self.sampler.batches(self.epoch))
+        sizes = [len(b) for b in self.sampler.batches(self.epoch)]
+        batches = list(self.sampler.batches(self.epoch, self.batches))
         every = self.config.train.accumulate
+        first: Mode = "reduce" if every == 1 else "hold"
+        for n in set(sizes):
+            self.worker.executor(n, first)  # made here: the reading thread only looks it up
 
         def read(batch: np.ndarray) -> dict[str, Array]:
-            program = self.worker.executor(len(batch), modes[len(batch)]).program
-            return read_feeds(program, self.transport.rank, dataset, batch)
+            return read_feeds(self.worker.executor(len(batch), first).program, self.transport.rank, dataset, batch)
 
-        first: Mode = "reduce" if every == 1 else "hold"
-        modes = {len(b): first for b in batches}
-        for n, mode in modes.items():
-            self.worker.executor(n, mode)  # made here: the reading thread only looks it up
         with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
-            for i, (batch, feed) in enumerate(zip(batches, feeds, strict=True)):
-                group = batches[i - i % every : i - i % every + every]
-                last = i % every == every - 1 or i == len(batches) - 1
-                mode = "reduce" if every == 1 else "release" if last else "hold"
+            for batch, feed in zip(batches, feeds, strict=False):  # it may end before the feeds do
+                i = self.batches
+                group = sizes[i - i % every : i - i % every + every]
+                last = i % every == every - 1 or i == len(sizes) - 1
+                mode: Mode = "reduce" if every == 1 else "release" if last else "hold"
                 lr = self.schedule(self.step)
-                result = self._step(feed, len(batch), mode, lr, len(batch) / sum(map(len, group)))
+                result = self._step(feed, len(batch), mode, lr, len(batch) / sum(group))
                 totals.add(result)
+                self.batches += 1
+                self.step += last
                 if on_step is not None:
                     on_step(result, lr)
-                self.step += last
                 if self.step >= self.total_steps:
                     break
-        self.epoch += 1
-        return self._finish_epoch(totals, lr, perf_counter() - start, sent_before)
+        if self.batches == len(sizes):
+            self.epoch, self.batches = number, 0
+        return self._finish_epoch(number, totals, lr, perf_counter() - began, sent_before)
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
@@ -209,35 +212,31 @@ class Trainer:
 
     def _not_finite(self, loss: float, feed: Mapping[str, Array], samples: int, context: Context) -> None:
         layer = self.worker.first_bad_layer(feed, samples, context)
-        where = f"the output of layer {layer!r} is the first that is not" if layer else "all layers' outputs are finite"
-        raise TrainingError(
-            f"step {self.step + 1}: the loss is {loss}, expected a finite number; {where}. "
-            "Lower the learning rate, use warm-up or clip_norm, or look for bad samples."
-        )
+        remedy = "Lower the learning rate, or use warm-up or clip_norm"
+        if layer is None:
+            where = "all layers' outputs are finite"
+        elif self.graph[layer] in self.graph.inputs:
+            where, remedy = "the data of this batch are not finite", f"Look for bad samples in {self.dataset.name}"
+        else:
+            where = f"the output of layer {layer!r} is the first that is not"
+        raise TrainingError(f"step {self.step + 1}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
 
-    def _finish_epoch(self, totals: Totals, lr: float, seconds: float, before: Mapping[str, Sent]) -> dict[str, Any]:
-        record: dict[str, Any] = {"epoch": self.epoch, "step": self.step, **totals.record()}
+    def _finish_epoch(
+        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, Sent]
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
         record |= {"lr": lr, "seconds": seconds, "images_per_s": totals.samples / seconds}
         after = self.transport.counter.by_kind()
-        spent = self._spent()
-        steps = {k: {"seconds": s} for k, s in spent.items()}
+        steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}
         for kind, sent in after.items():
             steps.setdefault(kind, {})["bytes"] = sent.bytes - before.get(kind, Sent()).bytes
         record["steps"] = steps
-        due = self.epoch % self.config.train.evaluate.every_epochs == 0 or self.done
+        due = number % self.config.train.evaluate.every_epochs == 0 or self.done
         if self.test is not None and due:
             record |= self.evaluate()
         if self.early_stop is not None and self.early_stop.metric in record:
             self.early_stop.update(record)
         return record
-
-    def _spent(self) -> dict[str, float]:
-        out: dict[str, float] = {}
-        for executor in self.worker._executors.values():
-            for kind, s in executor.seconds.items():
-                out[kind] = out.get(kind, 0.0) + s
-            executor.seconds.clear()
-        return out
 
     def _epoch_data(self) -> Dataset:
         augment = self.config.data.augment
@@ -272,25 +271,43 @@ class Trainer:
     # Checkpoints.
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint of this moment (between epochs) and keep the newest few."""
+        """Write a checkpoint of this moment (between calls of `train_epoch`) and keep the newest few."""
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
-        meta = {
-            "epoch": self.epoch,
-            "micro": self.micro,
-            "seed": self.config.train.seed,
-            "batch": self.config.train.batch,
-        }
+        meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
         if self.early_stop is not None:
             meta["early_stop"] = self.early_stop.state_dict()
         save(Path(directory), self.worker, self.optimizer, self.step, meta, keep)
 
     def resume(self, directory: str | Path) -> bool:
-        """Go on from the newest checkpoint of a directory, whatever grid wrote it; False if there is none."""
-        path = latest(directory)
+        """Go on from the newest checkpoint of a directory, whatever grid wrote it; False if there is none.
+
+        Raises
+        ------
+        CheckpointError
+            It is damaged, or of another network, optimizer or seed; on all ranks alike.
+        """
+        path = self.transport.bcast(latest(directory) if self.transport.rank == 0 else None)
         if path is None:
             return False
-        meta = load(path, self.worker, self.optimizer)
+        with together(self.transport):
+            meta = load(path, self.worker, self.optimizer)
+            self._check_fixed(path, meta)
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
+        self.batches = int(meta["batches"])
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
         return True
+
+    def _fixed(self) -> dict[str, int]:
+        """What decides which samples a step sees."""
+        t = self.config.train
+        return {"seed": t.seed, "samples": len(self.dataset), "batch": t.batch, "accumulate": t.accumulate}
+
+    def _check_fixed(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """The seed must be the checkpoint's; data and batch may change between epochs, but not within one."""
+        for name, now in self._fixed().items():
+            if meta[name] != now and (name == "seed" or meta["batches"]):
+                where = "data.train: number of samples" if name == "samples" else f"train.{name}"
+                raise CheckpointError(
+                    f"{path}: {where}: got {now}, but the checkpoint was written with {meta[name]}; use that to resume."
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Program
+from lbpar.program.steps import Program, Update, Wait
 from lbpar.train.executor import Executor
 from lbpar.train.initial import initial_state
 from lbpar.train.kernels import Context
@@ -32,6 +32,17 @@ class StepResult:
     positions: int
     top1: float | None = None
     top5: float | None = None
+
+
+def loss_before_update(program: Program) -> Program:
+    """The same program, but results have arrived when the optimizer runs, which must not run if the loss is not finite."""
+    results = set(program.results.values())
+    at = next((i for i, s in enumerate(program.steps) if isinstance(s, Update)), len(program.steps))
+    late = [s for s in program.steps[at:] if isinstance(s, Wait) and s.dst in results]
+    if not late:
+        return program
+    rest = [s for s in program.steps[at:] if s not in late]
+    return replace(program, steps=(*program.steps[:at], *late, *rest))
 
 
 @dataclass
@@ -86,7 +97,7 @@ class Worker:
         """The program of a step."""
         if mode == "evaluate":
             return lower(self.graph, self.plan, samples, training=False)
-        return lower(self.graph, self.plan, samples, gradients=mode)
+        return loss_before_update(lower(self.graph, self.plan, samples, gradients=mode))
 
     def run(
         self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None
@@ -127,9 +138,9 @@ class Worker:
         return all(coords[a] == 0 for a in self.plan.grid.axes if a not in sharded)
 
     def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
-        """Name of the first layer whose output is not finite on some rank. Collective over all ranks; runs the forward pass again.
+        """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.
 
-        Running statistics and weights stay as they are.
+        Collective over all ranks; runs the forward pass again. Running statistics and weights stay as they are.
         """
         program = lower(self.graph, self.plan, samples, keep=True, training=True)
         steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
@@ -137,11 +148,25 @@ class Worker:
         executor = Executor(forward, self.engine, self.transport, self.state)
         executor.context = context
         executor.run(feeds)
-        mine = None
-        for i, node in enumerate(self.graph.ops):
-            array = executor.arrays.get(program.values.get(f"{node.name}:y", ""))
-            if array is not None and not np.isfinite(self.engine.to_host(array)).all():
-                mine = i
-                break
-        first = [i for i in self.transport.allgather_obj(mine) if i is not None]
-        return self.graph.ops[min(first)].name if first else None
+        mine = next((n for n in self._order() if not self._finite(n, executor, feeds)), None)
+        places = [self._order().index(n) for n in self.transport.allgather_obj(mine) if n is not None]
+        return self._order()[min(places)] if places else None
+
+    def _order(self) -> list[str]:
+        """Nodes, data first."""
+        return [n.name for n in (*self.graph.inputs, *self.graph.ops)]
+
+    def _finite(self, node: str, executor: Executor, feeds: Mapping[str, Array]) -> bool:
+        program = executor.program
+        held = [feeds[b] for b, source in program.feeds.items() if source == node and b in feeds]
+        held.append(executor.arrays.get(program.values.get(f"{node}:y", "")))
+        return all(np.isfinite(self.engine.to_host(a)).all() for a in held if a is not None)
+
+    def spent(self) -> dict[str, float]:
+        """Seconds per kind of step since the last call."""
+        out: dict[str, float] = {}
+        for executor in self._executors.values():
+            for kind, s in executor.seconds.items():
+                out[kind] = out.get(kind, 0.0) + s
+            executor.seconds.clear()
+        return out
