@@ -311,6 +311,41 @@ class Engine(ABC):
             alone, so it is the same however the tensor is split.
         """
 
+    # -- fused kernels ----------------------------------------------------------------------------------------------
+    #
+    # Programs call these where nothing but the next kernel reads a result. An engine overrides those it can run in one
+    # pass over memory.
+
+    def conv_relu_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        """``relu_forward(conv_forward(...))``."""
+        return self.relu_forward(self.conv_forward(x, w, b, win, groups, out_spatial))
+
+    def conv_backward_weights_bias(self, x: Array, dy: Array, win: Window, groups: int) -> tuple[Array, Array]:
+        """``conv_backward_weights(...)`` and ``bias_backward(dy)``."""
+        return self.conv_backward_weights(x, dy, win, groups), self.bias_backward(dy)
+
+    def norm_relu_forward(
+        self,
+        x: Array,
+        mean: Array,
+        invstd: Array,
+        scale: Array | None,
+        bias: Array | None,
+        residual: Array | None = None,
+    ) -> Array:
+        """``relu_forward(norm_apply(...) [+ residual])``."""
+        y = self.norm_apply(x, mean, invstd, scale, bias)
+        return self.relu_forward(y if residual is None else self.add([y, residual]))
+
+    def norm_relu_backward_sums(
+        self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array
+    ) -> tuple[Float64Array, Array]:
+        """``norm_backward_sums(x, g, ...)`` with ``g = relu_backward(y, dy)``, and g."""
+        masked = self.relu_backward(y, dy)
+        return self.norm_backward_sums(x, masked, mean, invstd), masked
+
     # -- split softmax and losses ----------------------------------------------------------------------------------
     #
     # The last dimension holds classes [class_start, class_start + C) of `classes`; maxima and sums of the blocks are

@@ -11,10 +11,10 @@ from lbpar.graph.loops import Kernel, Operand, Shape
 from lbpar.graph.op import Input
 from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move, accumulate, transition
+from lbpar.program.fuse import fuse
 from lbpar.program.order import finish
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
-
 
 Gradients = Literal["reduce", "hold", "release"]
 
@@ -29,6 +29,7 @@ def lower(
     keep: bool = False,
     overlap: bool = True,
     gradients: Gradients = "reduce",
+    fused: bool = True,
 ) -> Program:
     """Make the program of one step.
 
@@ -51,6 +52,8 @@ def lower(
     gradients : {"reduce", "hold", "release"}
         For gradient accumulation over micro-batches: "hold" keeps every rank's own part and updates nothing, "release"
         adds the parts held, sums them over the ranks once, and updates. "reduce" is a step of one micro-batch.
+    fused : bool
+        Fuse neighbouring kernels (`lbpar.program.fuse`).
     """
     plan.check(graph, batch)
     low = _Lowering(graph, plan, batch, training, gradients)
@@ -58,7 +61,8 @@ def lower(
     if training and graph.loss is not None:
         low.backward(input_grad)
         low.update()
-    return finish(low.program(), keep=keep, overlap=overlap)
+    program = low.program()
+    return finish(fuse(program) if fused else program, keep=keep, overlap=overlap)
 
 
 @dataclass

@@ -124,6 +124,13 @@ def _conv_forward(b: Bound) -> Call:
     return call
 
 
+def _conv_relu_forward(b: Bound) -> Call:
+    x, w, y = b.reads[0], b.reads[1], b.writes[0]
+    win, out = b.windows(x, y), spatial(y)
+    groups = _groups(b, length(x[-1]), length(w[-1]))
+    return lambda e, _, x, w, *bias: (e.conv_relu_forward(x, w, bias[0] if bias else None, win, groups, out),)
+
+
 def _conv_backward_data(b: Bound) -> Call:
     dy, w, dx = b.reads[0], b.reads[1], b.writes[0]
     win, out = b.windows(dx, dy), spatial(dx)
@@ -135,6 +142,12 @@ def _conv_backward_weights(b: Bound) -> Call:
     x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
     win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
     return lambda e, _, x, dy: (e.conv_backward_weights(x, dy, win, groups),)
+
+
+def _conv_backward_weights_bias(b: Bound) -> Call:
+    x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
+    win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
+    return lambda e, _, x, dy: e.conv_backward_weights_bias(x, dy, win, groups)
 
 
 def _conv_transpose_forward(b: Bound) -> Call:
@@ -223,6 +236,22 @@ def _norm_apply(b: Bound) -> Call:
     def call(e: Engine, _: Context, x: Array, moments: Array, *affine: Array) -> tuple[Array, ...]:
         scale, bias = affine or (None, None)
         return (e.norm_apply(x, moments[0], moments[1], scale, bias),)
+
+    return call
+
+
+def _norm_relu_forward(b: Bound) -> Call:
+    def call(e: Engine, _: Context, x: Array, moments: Array, *affine: Array) -> tuple[Array, ...]:
+        scale, bias = affine or (None, None)
+        return (e.norm_relu_forward(x, moments[0], moments[1], scale, bias),)
+
+    return call
+
+
+def _norm_add_relu_forward(b: Bound) -> Call:
+    def call(e: Engine, _: Context, x: Array, moments: Array, *more: Array) -> tuple[Array, ...]:
+        scale, bias = more[:-1] or (None, None)
+        return (e.norm_relu_forward(x, moments[0], moments[1], scale, bias, more[-1]),)
 
     return call
 
@@ -345,14 +374,20 @@ def _norm_backward_sums(b: Bound) -> Call:
     return lambda e, _, x, dy, moments: (e.norm_backward_sums(x, dy, moments[0], moments[1]),)
 
 
+def _norm_relu_backward_sums(b: Bound) -> Call:
+    return lambda e, _, x, y, dy, moments: e.norm_relu_backward_sums(x, y, dy, moments[0], moments[1])
+
+
 def _count_hits(b: Bound) -> Call:
     return lambda e, _, rank: (np.array([(rank < 1).sum(), (rank < 5).sum()], np.float64),)
 
 
 BINDERS: dict[str, Callable[[Bound], Call]] = {
     "conv_forward": _conv_forward,
+    "conv_relu_forward": _conv_relu_forward,
     "conv_backward_data": _conv_backward_data,
     "conv_backward_weights": _conv_backward_weights,
+    "conv_backward_weights_bias": _conv_backward_weights_bias,
     "conv_transpose_forward": _conv_transpose_forward,
     "conv_transpose_backward_data": _conv_transpose_backward_data,
     "conv_transpose_backward_weights": _conv_transpose_backward_weights,
@@ -369,8 +404,11 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "norm_sums": _plain("norm_sums"),
     "norm_moments": _norm_moments,
     "norm_apply": _norm_apply,
+    "norm_relu_forward": _norm_relu_forward,
+    "norm_add_relu_forward": _norm_add_relu_forward,
     "norm_inference": _norm_inference,
     "norm_backward_sums": _norm_backward_sums,
+    "norm_relu_backward_sums": _norm_relu_backward_sums,
     "norm_backward_data": _norm_backward_data,
     "norm_param_grads": _norm_param_grads,
     "norm_running": _norm_running,

@@ -89,9 +89,10 @@ class Reference:
         self.graph, self.batch, self.engine, self.seed = graph, batch, engine, seed
         self.make_optimizer, self.lr = make_optimizer, lr
         plan = Plan(Grid())
-        executor = self.executor(self.program(plan), SingleTransport(), LocalNorms())
-        executor.run(self.feeds(executor.program, 0))
-        program = executor.program
+        # Every kernel on its own: fused ones are among what is checked.
+        program = lower(graph, plan, batch, input_grad=True, keep=True, fused=False)
+        executor = self.executor(program, SingleTransport(), LocalNorms())
+        executor.run(self.feeds(program, 0))
         self.values = {v: executor.arrays[b] for v, b in program.values.items() if b in executor.arrays}
         self.values |= executor.state
 

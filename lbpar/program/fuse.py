@@ -1,0 +1,171 @@
+"""Fuse neighbouring local kernels, so that a value that only its neighbour reads is never stored.
+
+    norm_apply + relu                        norm_relu_forward
+    norm_apply + add + relu                  norm_add_relu_forward
+    relu_backward + norm_backward_sums       norm_relu_backward_sums
+    conv_forward + relu                      conv_relu_forward
+    conv_backward_weights + bias_backward    conv_backward_weights_bias
+
+Copies (``identity``) vanish: who reads the copy reads the original. Two kernels are fused only if nothing moves between
+them: the one reads the very array that the other wrote, and nobody else does (a fused backward kernel still writes the masked
+gradient, which others read).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lbpar.graph.loops import Kernel
+from lbpar.program.steps import Compute, Program, Start, Step, Sum, Update, reads, writes
+
+
+def fuse(program: Program) -> Program:
+    """A program with fewer kernels that computes the same results; call it before steps are ordered."""
+    steps, renamed = _without_copies(list(program.steps))
+    fused = _Fuser(steps, {renamed.get(b, b) for b in program.results.values()}).run()
+    results = {k: renamed.get(b, b) for k, b in program.results.items()}
+    present = {b for s in fused for b in writes(s)} | set(program.params) | set(program.feeds)
+    values = {v: renamed.get(b, b) for v, b in program.values.items()}
+    return replace(
+        program, steps=tuple(fused), results=results, values={v: b for v, b in values.items() if b in present}
+    )
+
+
+def _without_copies(steps: Sequence[Step]) -> tuple[list[Step], dict[str, str]]:
+    """Drop identity kernels; returns the steps and what each dropped buffer is called now."""
+    renamed: dict[str, str] = {}
+    out: list[Step] = []
+    for step in steps:
+        new = _rename(step, renamed)
+        if isinstance(new, Compute) and new.kernel.name == "identity":
+            renamed[new.writes[0]] = new.reads[0]
+        else:
+            out.append(new)
+    return out, renamed
+
+
+def _rename(step: Step, names: dict[str, str]) -> Step:
+    if not any(b in names for b in reads(step)):
+        return step
+    if isinstance(step, Compute):
+        return replace(step, reads=tuple(names.get(b, b) for b in step.reads))
+    if isinstance(step, Start):
+        return replace(step, src=names.get(step.src, step.src))
+    if isinstance(step, Sum):
+        return replace(step, srcs=tuple(names.get(b, b) for b in step.srcs))
+    if isinstance(step, Update):
+        return replace(step, grads=tuple(names.get(b, b) for b in step.grads))
+    return step
+
+
+class _Fuser:
+    def __init__(self, steps: list[Step], results: set[str]) -> None:
+        self.steps: list[Step | None] = list(steps)
+        self.readers = Counter(b for s in steps for b in reads(s))
+        self.readers.update(results)
+        self.maker = {b: i for i, s in enumerate(steps) for b in writes(s)}
+
+    def run(self) -> list[Step]:
+        for i, step in enumerate(self.steps):
+            if not isinstance(step, Compute):
+                continue
+            name = step.kernel.name
+            if name == "relu_forward":
+                self._relu(i, step)
+            elif name == "norm_backward_sums":
+                self._norm_backward(i, step)
+            elif name == "bias_backward":
+                self._bias(i, step)
+        return [s for s in self.steps if s is not None]
+
+    def _made_by(self, buffer: str, kernel: str) -> tuple[int, Compute] | None:
+        """The kernel of that name that wrote a buffer."""
+        i = self.maker.get(buffer, -1)
+        step = self.steps[i] if i >= 0 else None
+        return (i, step) if isinstance(step, Compute) and step.kernel.name == kernel else None
+
+    def _alone(self, buffer: str) -> bool:
+        return self.readers[buffer] == 1
+
+    def _replace(self, at: int, gone: Sequence[int], new: Compute) -> None:
+        for i in gone:
+            self.steps[i] = None
+        self.steps[at] = new
+        for b in new.writes:
+            self.maker[b] = at
+
+    def _relu(self, i: int, relu: Compute) -> None:
+        x = relu.reads[0]
+        if not self._alone(x):
+            return
+        if found := self._made_by(x, "norm_apply"):
+            j, norm = found
+            self._replace(i, [j], _merge("norm_relu_forward", norm, relu, norm.reads, relu.writes))
+        elif found := self._made_by(x, "conv_forward"):
+            j, conv = found
+            self._replace(i, [j], _merge("conv_relu_forward", conv, relu, conv.reads, relu.writes))
+        elif found := self._made_by(x, "add"):
+            self._norm_add_relu(i, relu, *found)
+
+    def _norm_add_relu(self, i: int, relu: Compute, j: int, add: Compute) -> None:
+        if len(add.reads) != 2:
+            return
+        for which, other in ((0, 1), (1, 0)):
+            found = self._made_by(add.reads[which], "norm_apply")
+            if found and self._alone(add.reads[which]):
+                k, norm = found
+                operand = replace(add.kernel.reads[other], value="residual")
+                merged = _merge("norm_add_relu_forward", norm, relu, (*norm.reads, add.reads[other]), relu.writes)
+                kernel = replace(merged.kernel, reads=(*norm.kernel.reads, operand))
+                self._replace(i, [j, k], replace(merged, kernel=kernel))
+                return
+
+    def _norm_backward(self, i: int, sums: Compute) -> None:
+        x, dy, moments = sums.reads
+        found = self._made_by(dy, "relu_backward")
+        if not found:
+            return
+        j, relu = found
+        if max(self.maker.get(x, -1), self.maker.get(moments, -1)) > j:
+            return  # not there yet where the masked gradient is first needed
+        y, upstream = relu.reads
+        xk, dyk, mk = sums.kernel.reads
+        kernel = replace(
+            sums.kernel,
+            name="norm_relu_backward_sums",
+            reads=(xk, replace(dyk, value="y"), dyk, mk),
+            writes=(*sums.kernel.writes, *relu.kernel.writes),
+            flops=sums.kernel.flops + relu.kernel.flops,
+        )
+        # At the place of the relu: whatever else reads the masked gradient comes after it.
+        new = replace(sums, kernel=kernel, reads=(x, y, upstream, moments), writes=(*sums.writes, *relu.writes))
+        self._replace(j, [i], new)
+
+    def _bias(self, i: int, bias: Compute) -> None:
+        j = next((j for j in range(i - 1, -1, -1) if isinstance(self.steps[j], Compute)), -1)
+        conv = self.steps[j]
+        if (
+            not isinstance(conv, Compute)
+            or conv.kernel.name != "conv_backward_weights"
+            or conv.reads[1] != bias.reads[0]
+        ):
+            return
+        kernel = replace(
+            conv.kernel, name="conv_backward_weights_bias", writes=(*conv.kernel.writes, *bias.kernel.writes)
+        )
+        self._replace(j, [i], replace(conv, kernel=kernel, writes=(*conv.writes, *bias.writes)))
+
+
+def _merge(name: str, first: Compute, last: Compute, read: tuple[str, ...], written: tuple[str, ...]) -> Compute:
+    """The first kernel's operands and attributes with the last one's result."""
+    kernel = Kernel(
+        name,
+        first.kernel.loops,
+        first.kernel.reads,
+        last.kernel.writes,
+        first.kernel.attrs,
+        first.kernel.flops + last.kernel.flops,
+    )
+    return Compute(last.node, kernel, read, written, last.phase)
