@@ -43,8 +43,9 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 help:  ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
-train: $(VENV)/.train data/digits.h5  ## train a small network on real digits, 4 ranks
-	$(ONE_THREAD) $(MPIRUN) -n 4 $(PY) -m lbpar.train --config jobs/digits.yaml $(ARGS)
+train: $(VENV)/.train data/digits.h5  ## train a small network on real digits, 4 ranks; ARGS="--set train.epochs=3" is passed on
+	@out=runs/digits; n=1; case "$(ARGS)" in *--resume*) ;; *) while [ -e $$out ]; do n=$$((n + 1)); out=runs/digits-$$n; done;; esac; \
+	set -x; $(ONE_THREAD) $(MPIRUN) -n 4 $(PY) -m lbpar.train --config jobs/digits.yaml --set run.out=$$out $(ARGS)
 
 # The serial tests come last, so that the last lines are pytest's summary of them.
 test: lint test-mpi test-serial  ## everything that CI runs
