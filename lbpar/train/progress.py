@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
+
+from lbpar.train.terminal import columns as terminal_columns
+from lbpar.train.terminal import is_terminal
 
 
 class Progress:
@@ -20,9 +22,9 @@ class Progress:
     enabled : bool
         False shows nothing (all ranks but one, or ``run.progress: none``).
     stream : text stream, optional
-        Default: standard error, so that standard output stays clean.
+        Default: standard error for a bar, standard output for lines.
     mode : "auto", "bar" or "lines"
-        Auto: a bar if the stream is a terminal and no CI runs this, else lines.
+        Auto: a bar if a person watches the stream (`lbpar.train.terminal`), else lines.
     label : str
         Stands in front.
     clock : callable
@@ -38,13 +40,12 @@ class Progress:
         label: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        out = sys.stderr if stream is None else stream
+        self._view: _View = _Silent()
         if not enabled or mode == "none":
-            self._view: _View = _Silent()
-        elif mode == "bar" or (mode == "auto" and is_terminal(out)):
-            self._view = _bar(total, out, label) or _Lines(total, out, label, clock)
-        else:
-            self._view = _Lines(total, out, label, clock)
+            return
+        screen, log = (sys.stderr, sys.stdout) if stream is None else (stream, stream)
+        bar = _bar(total, screen, label) if mode == "bar" or (mode == "auto" and is_terminal(screen)) else None
+        self._view = bar or _Lines(total, log, label, clock)
 
     def update(self, units: int = 1, **fields: Any) -> None:
         """So many units are done; ``fields`` (loss, rate, ...) are shown beside, numbers with four digits."""
@@ -73,7 +74,7 @@ def print_table(
     title: str | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print a short table: boxes on a terminal (rich), aligned columns elsewhere.
+    """Print a short table: boxes on a terminal that is wide enough for them (rich), aligned columns elsewhere.
 
     Parameters
     ----------
@@ -104,11 +105,6 @@ def short(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a person watches the stream: a terminal, and not a CI job's."""
-    return not os.environ.get("CI") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
 class _View(Protocol):
@@ -152,7 +148,8 @@ def _bar(total: int, stream: TextIO, label: str) -> _Bar | None:
         from tqdm import tqdm
     except ImportError:
         return None
-    return _Bar(tqdm(total=total, file=stream, desc=label or None, dynamic_ncols=True, leave=False))
+    width = terminal_columns(stream) - 1  # tqdm cannot ask: under a launcher the stream is a pipe
+    return _Bar(tqdm(total=total, file=stream, desc=label or None, ncols=width, leave=False))
 
 
 class _Lines:
@@ -192,7 +189,12 @@ def _is_number(value: Any) -> bool:
 def _print_rich(
     texts: list[list[str]], headings: list[str], right: list[bool], title: str | None, stream: TextIO
 ) -> bool:
-    """Print with rich; False if it is not installed."""
+    """Print with rich; False if it is not installed, or the terminal is too narrow."""
+    lines = [headings, *texts] if headings else texts
+    need = sum(max((len(row[i]) for row in lines), default=0) + 3 for i in range(len(right))) + 1
+    width = terminal_columns(stream)
+    if need > width:
+        return False
     try:
         from rich.console import Console
         from rich.table import Table
@@ -204,7 +206,7 @@ def _print_rich(
         table.add_column(headings[i] if headings else "", justify="right" if to_right else "left")
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))  # Text: square brackets in names are not markup
-    Console(file=stream).print(table)
+    Console(file=stream, width=width, force_terminal=True).print(table)
     return True
 
 

@@ -150,6 +150,12 @@ class Trainer:
         return self.early_stop is not None and self.early_stop.stop
 
     @property
+    def batches_left(self) -> int:
+        """Batches that the next `train_epoch` takes, unless ``train.max_steps`` ends it."""
+        left = self.sampler.steps_per_epoch - self.batches
+        return min(left, (self.total_steps - self.step) * self.config.train.accumulate)
+
+    @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
         return self.epoch >= self.config.train.epochs or self.step >= self.total_steps or self.stopped

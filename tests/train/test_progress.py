@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from lbpar.train.progress import Progress, is_terminal, print_table
+from lbpar.train.progress import Progress, print_table
+from lbpar.train.terminal import is_terminal
 
 
 class Terminal(io.StringIO):

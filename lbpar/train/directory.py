@@ -1,0 +1,64 @@
+"""The run directory: may this run write there?"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from lbpar.config.run import Metrics
+from lbpar.errors import CheckpointError, ConfigError
+from lbpar.train.checkpoint import latest
+
+
+def check_directory(out: Path, resume: bool) -> None:
+    """Refuse a directory that holds a run, unless it is to be resumed; then refuse one that holds none. Makes nothing.
+
+    Raises
+    ------
+    CheckpointError
+        See above.
+    """
+    saved = latest(out / "checkpoints")
+    if resume and saved is None:
+        raise CheckpointError(
+            f"--resume: {out / 'checkpoints'} holds no checkpoint; leave --resume out, or check run.out."
+        )
+    if not resume and (saved is not None or (out / "metrics.jsonl").exists()):
+        hint = "add --resume to go on with it, or " if saved is not None else ""
+        raise CheckpointError(
+            f"run.out: {out} holds an earlier run; {hint}choose another directory (--set run.out=...)."
+        )
+
+
+def check_metrics(metrics: Metrics) -> None:
+    """Refuse TensorBoard events where the package is missing.
+
+    Raises
+    ------
+    ConfigError
+        See above.
+    """
+    if metrics.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "run.metrics.tensorboard: the package tensorboard is not installed. Install lbpar[tensorboard], or set it to false."
+        )
+
+
+def make_directory(out: Path) -> None:
+    """Make the run directory and try to write there.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".writable-{os.getpid()}"
+        probe.write_text("probe", encoding="utf-8")
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"run.out: {out} cannot be written: {error.strerror or error}; choose another directory (--set run.out=...)."
+        ) from error

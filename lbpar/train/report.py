@@ -1,0 +1,78 @@
+"""What a run says at its start and end, and ``report.json``. On rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lbpar import __version__
+from lbpar.train.json_text import write_report
+from lbpar.train.progress import print_table, short
+from lbpar.train.summary import program_rows
+from lbpar.train.trainer import Trainer
+
+FINAL = ("test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
+
+
+def state_bytes(trainer: Trainer) -> int:
+    """Bytes of weights, running statistics and optimizer state that this rank holds."""
+    return sum(a.nbytes for a in (*trainer.worker.state.values(), *trainer.optimizer.state_dict().values()))
+
+
+def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> None:
+    """Print what is about to be trained; ``state`` is the largest `state_bytes` of all ranks."""
+    t, e, graph = trainer.transport, trainer.engine, trainer.graph
+    words = [
+        f"lbpar {__version__}: {graph.name}, {graph.parameter_count:,} parameters",
+        f"{t.size} rank{'s' * (t.size > 1)} ({trainer.plan.grid}) × {e.threads} thread{'s' * (e.threads != 1)}",
+        f"engine {e.name} {e.dtype}",
+        f"{size(state)} of state per rank",
+        f"ready after {seconds:.1f} s",
+    ]
+    if resumed:
+        words.append(f"resumed after epoch {trainer.epoch}, step {trainer.step}")
+    print(", ".join(words), flush=True)
+
+
+def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write ``report.json`` and print the final table.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    out : Path
+        The run directory.
+    record : mapping
+        Of the last epoch.
+    facts : mapping
+        ``startup_seconds``, ``total_seconds`` and ``state_bytes`` (per rank).
+    """
+    samples = min(trainer.config.train.batch, len(trainer.dataset))
+    rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype))
+    content = {
+        **{k: v for k, v in record.items() if k != "steps"},
+        **facts,
+        "procs": trainer.transport.size,
+        "threads": trainer.engine.threads,
+        "parameters": trainer.graph.parameter_count,
+        "engine": trainer.engine.name,
+        "dtype": str(trainer.engine.dtype),
+        "layers": rows,
+    }
+    write_report(out, content)
+    print_table(rows, title="per step and rank 0")
+    words = [f"{k} {short(record[k])}" for k in FINAL if k in record]
+    print("  ".join([*words, f"{facts['total_seconds']:.1f} s", f"-> {out}"]), flush=True)
+
+
+def size(nbytes: int) -> str:
+    """``1.5 MB``."""
+    value, unit = float(nbytes), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, bigger
+    return f"{value:.3g} {unit}"
