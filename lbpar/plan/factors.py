@@ -101,6 +101,17 @@ def classify(matrix: Floats) -> tuple[Ints, Ints]:
     return rank[index.reshape(-1)], first[order]
 
 
+def relabel(labels: Ints, bound: int) -> tuple[Ints, int]:
+    """Number the labels that occur (all below ``bound``) 0, 1, ... in increasing order, and count them."""
+    if bound > 1 << 20:
+        old, new = np.unique(labels, return_inverse=True)
+        return new.reshape(-1), old.size
+    present = np.zeros(bound, bool)
+    present[labels] = True
+    rank = np.cumsum(present) - 1
+    return rank[labels], int(rank[-1]) + 1
+
+
 class Workshop:
     """Interns maps, compresses edge matrices and remembers eliminations for one search."""
 
@@ -148,24 +159,20 @@ class Workshop:
         out = (self.classes(rows, len(first_row)), self.classes(columns, len(first_column)), table)
         return self.remember(key, out, matrix)
 
-    def joint(self, maps: Sequence[Classes]) -> tuple[Classes, tuple[Ints, ...]]:
-        """Coarsest common refinement of ``maps``, and for each map the old class of every new class."""
+    def joint(self, maps: Sequence[Classes]) -> tuple[Classes, tuple[Ints, ...] | None]:
+        """Coarsest common refinement of ``maps``, and for each map the old class of every new class; None if all equal."""
         unique = list(dict.fromkeys(maps))
+        if len(unique) == 1:
+            return unique[0], None
         key = ("joint", *map(id, maps))
         known = self.recall(key)
         if known is not None:
             return known
-        if len(unique) == 1:
-            one = unique[0]
-            same = np.arange(one.count)
-            return self.remember(key, (one, tuple(same for _ in maps)), *maps)
-        merged = unique[0].index
+        merged, count = unique[0].index, unique[0].count
         for m in unique[1:]:
-            _, merged = np.unique(merged * m.count + m.index, return_inverse=True)
-            merged = merged.reshape(-1)
-        count = int(merged.max()) + 1
-        first = np.full(count, merged.size)
-        np.minimum.at(first, merged, np.arange(merged.size))
+            merged, count = relabel(merged * m.count + m.index, count * m.count)
+        first = np.empty(count, np.int64)
+        first[merged[::-1]] = np.arange(merged.size - 1, -1, -1)  # the first configuration is written last
         out = (self.classes(merged, count), tuple(m.index[first] for m in maps))
         return self.remember(key, out, *maps)
 
@@ -175,7 +182,11 @@ class Workshop:
         known = self.recall(key)
         if known is not None:
             return known
-        order = np.lexsort((np.arange(unary.size), unary, classes.index))
+        if classes.count == unary.size:  # every configuration is a class of its own
+            alone = np.empty(unary.size, np.int64)
+            alone[classes.index] = np.arange(unary.size)
+            return self.remember(key, (unary[alone], alone), unary, classes)
+        order = np.lexsort((unary, classes.index))
         starts = np.searchsorted(classes.index[order], np.arange(classes.count))
         best = order[starts]
         return self.remember(key, (unary[best], best), unary, classes)
@@ -218,14 +229,19 @@ class Workshop:
             if maps:
                 joint, old = self.joint(maps)
                 joints.append(joint)
-                picks.update({(i, u): o for i, o in zip(touching, old, strict=True)})
+                if old is not None:
+                    picks.update({(i, u): o for i, o in zip(touching, old, strict=True)})
             else:
                 joints.append(self.classes(np.zeros(unary.size, np.int64), 1))
         cost, representative = self.cheapest(unary, joints[-1])
         parts = [cost.reshape((1,) * len(neighbours) + (-1,))]
         for i, f in enumerate(factors):
             order = sorted(range(len(f.scope)), key=lambda j: axes.index(f.scope[j]))
-            table = f.table[np.ix_(*(picks[i, u] for u in f.scope))].transpose(order)
+            table = f.table
+            for axis, u in enumerate(f.scope):
+                if (i, u) in picks:
+                    table = table.take(picks[i, u], axis=axis)
+            table = table.transpose(order)
             present = {f.scope[j] for j in order}
             sizes = iter(table.shape)
             parts.append(table.reshape(tuple(next(sizes) if u in present else 1 for u in axes)))
@@ -271,5 +287,6 @@ def _reduce(
         best[...] = names[where]
         return
     arg = total.argmin(axis=-1)
-    value[...] = np.take_along_axis(total, arg[..., None], axis=-1)[..., 0]
+    rows = total.reshape(-1, shape[-1])
+    value[...] = rows[np.arange(len(rows)), arg.reshape(-1)].reshape(value.shape)
     best[...] = names[arg]

@@ -20,14 +20,13 @@ WORK_PER_VARIABLE = 1 << 28
 _BLOCK_CELLS = 1 << 21
 
 
-def keep(unary: Floats, factors: list[Factor], variable: int, workshop: Workshop, dominated: bool) -> Ints:
+def keep(unary: Floats, factors: list[Factor], variable: int, workshop: Workshop) -> Ints:
     """Configurations of ``variable`` to keep, in increasing order.
 
-    Configurations with the same class in every factor are always merged into the cheapest; with ``dominated`` the rule
-    above is applied to the rest.
+    Configurations with the same class in every factor are merged into the cheapest, then the rule above is applied.
     """
     sides = [(f, f.scope.index(variable)) for f in factors]
-    key = ("keep", dominated, id(unary), *((id(f.table), axis, id(f.maps[axis])) for f, axis in sides))
+    key = ("keep", id(unary), *((id(f.table), axis, id(f.maps[axis])) for f, axis in sides))
     known: Ints | None = workshop.recall(key)
     if known is not None:
         return known
@@ -36,12 +35,14 @@ def keep(unary: Floats, factors: list[Factor], variable: int, workshop: Workshop
         return workshop.remember(key, np.array([int(np.argmin(unary))]), *used)
     joint, old = workshop.joint([f.maps[axis] for f, axis in sides])
     cost, first = workshop.cheapest(unary, joint)
-    rows = [np.moveaxis(f.table, axis, 0)[o] for (f, axis), o in zip(sides, old, strict=True)]
+    rows = [np.moveaxis(f.table, axis, 0) for f, axis in sides]
+    if old is not None:
+        rows = [r[o] for r, o in zip(rows, old, strict=True)]
     order = np.argsort(first, kind="stable")
     first, cost = first[order], cost[order]
     rows = [r[order].reshape(len(order), -1) for r in rows]
     work = len(first) ** 2 * sum(r.shape[1] for r in rows)
-    if dominated and len(first) > 1 and work <= WORK_PER_VARIABLE:
+    if len(first) > 1 and work <= WORK_PER_VARIABLE:
         first = first[_undominated(cost, rows)]
     return workshop.remember(key, first, *used)
 
@@ -69,13 +70,13 @@ def _undominated(cost: Floats, rows: list[Floats]) -> Ints:
     return np.flatnonzero(alive)
 
 
-def prune(problem: Problem, workshop: Workshop, dominated: bool) -> tuple[Problem, list[Ints]]:
+def prune(problem: Problem, workshop: Workshop) -> tuple[Problem, list[Ints]]:
     """The problem over the configurations worth keeping, and for each variable their original numbers."""
     touching: list[list[Factor]] = [[] for _ in problem.unary]
     for f in problem.factors:
         for v in f.scope:
             touching[v].append(f)
-    kept = [keep(u, touching[v], v, workshop, dominated) for v, u in enumerate(problem.unary)]
+    kept = [keep(u, touching[v], v, workshop) for v, u in enumerate(problem.unary)]
     return restrict(problem, kept, workshop), kept
 
 

@@ -160,11 +160,10 @@ def run(problem: Problem, workshop: Workshop, states_limit: int, seed: int) -> F
     """Search ``problem``: exactly where the tables fit, bounded from both sides otherwise."""
     if not problem.unary:
         return Found([], 0.0, 0.0, True, 0, 0)
-    smaller, kept = prune(problem, workshop, dominated=False)
-    order = best_order(smaller, CHEAP_CELLS)
+    order = best_order(problem, CHEAP_CELLS)
+    smaller, kept = problem, [np.arange(u.size) for u in problem.unary]
     if order.cells > CHEAP_CELLS:
-        again, kept_again = prune(smaller, workshop, dominated=True)
-        smaller, kept = again, [k[a] for k, a in zip(kept, kept_again, strict=True)]
+        smaller, kept = prune(problem, workshop)
         order = best_order(smaller, CHEAP_CELLS)
     if fits(order, states_limit):
         out = solve(smaller, order.sequence, workshop)
@@ -249,5 +248,7 @@ def _first_bad(u: Floats) -> int:
 
 
 def _used(index: Ints) -> tuple[Ints, Ints]:
-    old, new = np.unique(np.asarray(index, np.int64), return_inverse=True)
-    return new.reshape(-1), old
+    index = np.asarray(index, np.int64)
+    counts = np.bincount(index)
+    used = np.flatnonzero(counts)
+    return (index if used.size == counts.size else np.searchsorted(used, index)), used

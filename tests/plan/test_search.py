@@ -79,7 +79,7 @@ def test_dominated_configurations_go_without_losing_the_optimum():
     for seed, kind in CASES:
         nodes, edges = random_graph(np.random.default_rng(seed), kind)
         _, problem, workshop = compile_problem(nodes, edges)
-        smaller, kept = prune(problem, workshop, dominated=True)
+        smaller, kept = prune(problem, workshop)
         removed += sum(len(u) for u in nodes.values()) - sum(map(len, kept))
         left = {n: u[k] for (n, u), k in zip(nodes.items(), kept, strict=True)}
         where = dict(zip(nodes, kept, strict=True))

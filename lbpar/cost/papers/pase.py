@@ -10,6 +10,7 @@ matrix, stored by the distinct splits of the tensor (:class:`Matrix`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -93,10 +94,11 @@ class Graph:
     edges: list[tuple[str, str, int]] = field(default_factory=list)
 
 
-def divisors(n: int) -> list[int]:
+@functools.cache
+def _divisors(n: int) -> tuple[int, ...]:
     """Divisors of ``n`` in increasing order."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return small + [n // d for d in reversed(small) if d * d != n]
+    return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
 def configurations(extents: Sequence[int], procs: int, cutoff: int = CUTOFF) -> Ints:
@@ -104,13 +106,16 @@ def configurations(extents: Sequence[int], procs: int, cutoff: int = CUTOFF) -> 
 
     Rows are in lexicographic order.
     """
-    rows = np.ones((1, 0), np.int64)
+    options = [tuple(d for d in _divisors(n) if n / d >= cutoff and d <= procs) or (1,) for n in extents]
+    rows = np.ones((1, len(extents)), np.int64)
     products = np.ones(1, np.int64)
-    for n in extents:
-        options = np.array([d for d in divisors(n) if n / d >= cutoff and d <= procs] or [1], np.int64)
-        grown = products[:, None] * options[None, :]
+    for dim, choices in enumerate(options):
+        if choices == (1,):
+            continue
+        grown = np.multiply.outer(products, np.array(choices))
         which, option = np.nonzero(grown <= procs)
-        rows = np.concatenate([rows[which], options[option][:, None]], axis=1)
+        rows = rows[which]
+        rows[:, dim] = np.array(choices)[option]
         products = grown[which, option]
     return rows
 
@@ -234,6 +239,16 @@ def edge_costs(shape: Sequence[int], have: Ints, need: Ints, machine: Machine) -
     return machine.flops_per_word * 2.0 * np.maximum(wanted.prod(axis=1)[None, :] - shared, 0.0)
 
 
+def _distinct(splits: Ints, procs: int) -> tuple[Ints, Ints]:
+    """Distinct rows of ``splits`` in lexicographic order, and the number of each row among them."""
+    if (procs + 1) ** splits.shape[1] < 2**62:  # a row is one number in base procs + 1, much quicker to sort
+        weights = np.array([(procs + 1) ** i for i in reversed(range(splits.shape[1]))], np.int64)
+        _, first, index = np.unique(splits @ weights, return_index=True, return_inverse=True)
+        return splits[first], index
+    found, index = np.unique(splits, axis=0, return_inverse=True)
+    return found, index.reshape(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """Edge costs by class: the cost of (cu, cv) is ``table[rows[cu], columns[cv]]``."""
@@ -283,9 +298,9 @@ def build_tables(graph: Graph, procs: int, machine: Machine | None = None) -> Ta
         """Distinct splits of a tensor of ``vertex``, and which of them each configuration has."""
         key = (vertex, letters)
         if key not in splits:
-            found, index = np.unique(tensor_splits(vertex, shapes[vertex][0], letters), axis=0, return_inverse=True)
+            found, index = _distinct(tensor_splits(vertex, shapes[vertex][0], letters), procs)
             same = distinct.setdefault(found.tobytes() + bytes([found.shape[1]]), found)
-            splits[key] = (same, index.reshape(-1))
+            splits[key] = (same, index)
         return splits[key]
 
     for vertex in graph.vertices.values():

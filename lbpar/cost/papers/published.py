@@ -106,6 +106,18 @@ OPTCNN_DATA_VOLUME = {
     "inception-v3": {2: 0.35, 4: 0.71, 8: 1.42, 16: 2.84},
 }
 
+# The same for "one weird trick" and for the layer-wise optimum [F].
+OPTCNN_TRICK_VOLUME = {
+    "alexnet": {2: 0.05, 4: 0.12, 8: 0.34, 16: 1.06},
+    "vgg16": {2: 0.24, 4: 0.54, 8: 1.34, 16: 3.69},
+    "inception-v3": {2: 0.33, 4: 0.66, 8: 1.33, 16: 2.72},
+}
+OPTCNN_LAYERWISE_VOLUME = {
+    "alexnet": {2: 0.05, 4: 0.10, 8: 0.19, 16: 0.39},
+    "vgg16": {2: 0.21, 4: 0.34, 8: 0.69, 16: 1.63},
+    "inception-v3": {2: 0.28, 4: 0.56, 8: 1.13, 16: 2.25},
+}
+
 # OptCNN's strategy for VGG-16 on four devices of a node, as degrees (n, h, w, c) [R].
 OPTCNN_VGG16 = {
     **{f"{kind}{block}": (4, 1, 1, 1) for block in (1, 2, 3, 4) for kind in ("conv", "pool")},

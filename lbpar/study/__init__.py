@@ -1,0 +1,1 @@
+"""Studies: the papers' figures and tables redrawn beside ours, scaling studies, plots and reports."""

@@ -1,0 +1,112 @@
+"""`python -m lbpar.study papers --out DIR`: the papers' figures and tables beside ours, in one command."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from lbpar.errors import ConfigError
+from lbpar.study.paper_figures import draw_all
+from lbpar.study.paper_rows import SECTIONS, Row
+
+TAGS = {
+    "R": "read in the paper",
+    "C": "read in the authors' public code",
+    "F": "measured in a figure, about 1 % of the axis",
+    "D": "derived: algebra, or a run of the authors' prototype",
+}
+
+
+def write_papers(out: Path) -> dict[str, Any]:
+    """Write papers.json, index.md, index.html and the figures into ``out``; return counts.
+
+    Raises
+    ------
+    ConfigError
+        ``out`` cannot be made or written.
+    Unsupported
+        matplotlib is not installed.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"study papers: cannot make the directory {out}: {error.strerror}; give another --out"
+        ) from error
+    figures = draw_all(out)
+    sections = {title: list(rows()) for title, rows in SECTIONS.items()}
+    every = [row for rows in sections.values() for row in rows]
+    (out / "papers.json").write_text(json.dumps([row.record() for row in every], indent=1) + "\n")
+    (out / "index.md").write_text(markdown(sections, figures))
+    (out / "index.html").write_text(page(sections, figures))
+    return {
+        "rows": len(every),
+        "agree": sum(row.agrees for row in every),
+        "differ": [row.id for row in every if not row.agrees and not row.timing],
+        "slow": [row.id for row in every if not row.agrees and row.timing],
+        "figures": sum(map(len, figures.values())),
+    }
+
+
+def show(value: Any) -> str:
+    """A value as a table prints it."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list):
+        return "(" + ", ".join(map(str, value)) + ")"
+    return str(value)
+
+
+def cells(row: Row) -> list[str]:
+    """A row's cells."""
+    error = row.relative_error
+    wanted = "at most" if row.better else ("equal" if row.tolerance is None else f"{100 * row.tolerance:.3g} %")
+    difference = "" if error is None else f"{100 * error:+.2f} %"
+    return [row.id, show(row.paper), show(row.ours), difference, wanted, row.tag, "yes" if row.agrees else "NO"]
+
+
+HEADS = ["id", "paper", "ours", "difference", "wanted", "tag", "agrees"]
+
+
+def _summary(sections: dict[str, list[Row]]) -> str:
+    every = [row for rows in sections.values() for row in rows]
+    return f"{sum(r.agrees for r in every)} of {len(every)} published values agree."
+
+
+def markdown(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> str:
+    """The index as Markdown."""
+    lines = ["# The papers, reproduced", "", _summary(sections), ""]
+    lines += [f"- {tag}: {meaning}" for tag, meaning in TAGS.items()] + [""]
+    for paper, names in figures.items():
+        lines += [f"## {paper}", ""] + [f"![{n}]({n})" for n in names] + [""]
+    for title, rows in sections.items():
+        lines += [f"## {title}", "", "| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
+        lines += ["| " + " | ".join(cells(r)) + " |" for r in rows] + [""]
+    return "\n".join(lines)
+
+
+def page(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> str:
+    """The index as one HTML page."""
+    style = (
+        "body{font:15px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
+        "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.15rem .5rem;font-size:13px}"
+        ".no{background:#fdd}"
+    )
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>The papers, reproduced</title><style>{style}</style>",
+        f"<h1>The papers, reproduced</h1><p>{_summary(sections)}</p><ul>",
+        *(f"<li>{tag}: {html.escape(meaning)}</li>" for tag, meaning in TAGS.items()),
+        "</ul>",
+    ]
+    for paper, names in figures.items():
+        parts.append(f"<h2>{html.escape(paper)}</h2>")
+        parts += [f"<p><img src='{n}' alt='{n}'></p>" for n in names]
+    for title, rows in sections.items():
+        parts.append(f"<h2>{html.escape(title)}</h2><table><tr>{''.join(f'<th>{h}</th>' for h in HEADS)}</tr>")
+        for row in rows:
+            mark = "" if row.agrees else " class='no'"
+            parts.append(f"<tr{mark}>{''.join(f'<td>{html.escape(c)}</td>' for c in cells(row))}</tr>")
+        parts.append("</table>")
+    return "\n".join(parts) + "\n"
