@@ -12,15 +12,18 @@ import numpy.typing as npt
 from lbpar.engine._dnnl import cdef, conv, pool, rows
 from lbpar.engine._dnnl.library import Context, Refused, load
 from lbpar.engine._dnnl.memory import Pool
-from lbpar.engine.base import Array, Float64Array, Window
+from lbpar.engine.base import Array, Float64Array, LocalWindow, Window
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
 
 T = TypeVar("T")
 _F32 = np.dtype(np.float32)
-_COMPUTE = {"float32": 0, "bfloat16": 1}
+_COMPUTE = {"float32": cdef.F32, "bfloat16": cdef.BF16}
 _LOWEST = np.finfo(np.float32).min
 _MAX_PLANS = 4096
+SMALL = 1 << 14
+"""Elements up to which pointwise and normalisation kernels run in NumPy: below, a call costs more than the arithmetic
+(measured), and the reference's float64 sums come for free."""
 
 
 class OneDnnEngine(NumpyEngine):
@@ -52,8 +55,10 @@ class OneDnnEngine(NumpyEngine):
         if compute not in _COMPUTE:
             raise EngineError(f"onednn engine: compute={compute!r}, expected one of {', '.join(_COMPUTE)}")
         self.compute = compute
-        self._fpmath = _COMPUTE[compute]
+        self._compute = _COMPUTE[compute]
         self._context = Context(load(), threads)
+        if self._compute != cdef.F32:
+            self._probe()
         self._address = self._context.pointer
         self._plans: dict[Any, Any] = {}
         self.pool = Pool()
@@ -63,6 +68,18 @@ class OneDnnEngine(NumpyEngine):
         """Version and path of the library in use, for reports."""
         library = self._context.library
         return f"oneDNN {'.'.join(map(str, library.version))} ({library.path})"
+
+    def _probe(self) -> None:
+        """Fail now, not in the first layer, where the CPU or the library has no such arithmetic."""
+        window = (LocalWindow(1), LocalWindow(1))
+        geometry = conv.Geometry.of(window, (4, 4), (4, 4))
+        try:
+            conv.Forward(self._context, (1, 4, 4, 16), (16, 1, 1, 16), (1, 4, 4, 16), geometry, 1, False, self._compute)
+        except Refused as error:
+            raise EngineError(
+                f"onednn engine: compute={self.compute!r} needs a CPU with AVX-512 or AMX for it ({error}); "
+                "use compute='float32'"
+            ) from error
 
     # -- plumbing --------------------------------------------------------------------------------------------------
 
@@ -101,7 +118,9 @@ class OneDnnEngine(NumpyEngine):
         def build() -> tuple[conv.Forward, tuple[slice, ...] | None]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], out)
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            plan = conv.Forward(self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, self._fpmath)
+            plan = conv.Forward(
+                self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, self._compute
+            )
             return plan, geometry.crop
 
         found = self._plan(("conv", x.shape, w.shape, win, groups, out, b is None), build)
@@ -121,7 +140,7 @@ class OneDnnEngine(NumpyEngine):
         def build() -> tuple[conv.BackwardData, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, inner, dy.shape[1:-1])
             x_shape = (dy.shape[0], *geometry.spatial, channels)
-            plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, self._fpmath)
+            plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, self._compute)
             return plan, geometry.crop, x_shape
 
         found = self._plan(("conv_data", dy.shape, w.shape, win, groups, inner), build)
@@ -143,7 +162,9 @@ class OneDnnEngine(NumpyEngine):
         def build() -> tuple[conv.BackwardWeights, tuple[slice, ...] | None]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], dy.shape[1:-1])
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            plan = conv.BackwardWeights(self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._fpmath)
+            plan = conv.BackwardWeights(
+                self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._compute
+            )
             return plan, geometry.crop
 
         found = self._plan(("conv_weights", x.shape, dy.shape, win, groups, bias), build)
@@ -162,7 +183,7 @@ class OneDnnEngine(NumpyEngine):
         return whole
 
     def bias_backward(self, dy: Array) -> Array:
-        if not (is_float32(dy) and dy.size):
+        if not (is_float32(dy) and dy.size > SMALL):
             return super().bias_backward(dy)
         zero = np.zeros(dy.shape[-1])
         sums = self._backward_sums(dy, dy, zero, None, None, rows.SMALL_TILE_BYTES)
@@ -196,7 +217,9 @@ class OneDnnEngine(NumpyEngine):
         key = ("matmul", sizes, left_strides, right_strides, row is None)
         run = self._plan(
             key,
-            lambda: pool.matmul(self._context, sizes, left_strides, right_strides, row is not None, self._fpmath),
+            lambda: pool.matmul(
+                self._context, sizes, left_strides, right_strides, row is not None, int(self._compute == cdef.BF16)
+            ),
         )
         if run is None:
             return None
@@ -281,7 +304,7 @@ class OneDnnEngine(NumpyEngine):
 
     def norm_sums(self, x: Array, shift: Array) -> Float64Array:
         run = None
-        if is_float32(x) and x.size:
+        if is_float32(x) and x.size > SMALL:
             channels = x.shape[-1]
             n = x.size // channels
             run = self._plan(
@@ -299,7 +322,7 @@ class OneDnnEngine(NumpyEngine):
     def _norm_apply(
         self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, relu: bool
     ) -> Array | None:
-        if not (is_float32(x) and x.size):
+        if not (is_float32(x) and x.size > SMALL):
             return None
         columns = x.shape[-1]
         count = x.size // columns
@@ -318,24 +341,20 @@ class OneDnnEngine(NumpyEngine):
     def _norm_add_relu(
         self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, residual: Array
     ) -> Array | None:
-        if not (is_float32(x, residual) and x.size):
+        if not (is_float32(x, residual) and x.size > SMALL):
             return None
         columns = x.shape[-1]
         count = x.size // columns
-        run = self._plan(
-            ("norm_add_relu", count, columns), lambda: rows.norm_add_relu(self._context, count, columns, True)
-        )
-        if run is None:
+        chain = self._plan(("norm_add_relu", count, columns), lambda: rows.norm_add_relu(self._context, count, columns))
+        if chain is None:
             return None
         y = self._new(x.shape)
         factor = invstd if scale is None else invstd * scale
-        centre, factor, offset = (rows.vector32(v, columns, d) for v, d in ((mean, 0), (factor, 1), (bias, 0)))
-        a = self._address
-        run(a(_dense(x)), a(centre), a(y), a(factor), a(offset), a(_dense(residual)))
+        chain(_dense(x), y, [_dense(residual)], (mean, factor, np.zeros(columns) if bias is None else bias))
         return y
 
     def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
-        sums = self._backward_sums(x, dy, mean, None, None) if is_float32(x, dy) and x.size else None
+        sums = self._backward_sums(x, dy, mean, None, None) if is_float32(x, dy) and x.size > SMALL else None
         if sums is None:
             return super().norm_backward_sums(x, dy, mean, invstd)
         sums[1] *= invstd
@@ -348,7 +367,7 @@ class OneDnnEngine(NumpyEngine):
         mean: Array,
         y: Array | None,
         masked: Array | None,
-        nbytes: int = rows.TILE_BYTES,
+        nbytes: int = 0,
     ) -> Float64Array | None:
         """sum(dy), sum(dy * (x - mean)); with y, dy is masked first and stored in ``masked``."""
         channels = x.shape[-1]
@@ -365,25 +384,22 @@ class OneDnnEngine(NumpyEngine):
     def norm_backward_data(
         self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
     ) -> Array:
-        run = None
-        if is_float32(x, dy) and x.size:
+        chain = None
+        if is_float32(x, dy) and x.size > SMALL:
             columns = x.shape[-1]
             n = x.size // columns
-            run = self._plan(("norm_data", n, columns), lambda: rows.norm_backward_data(self._context, n, columns))
-        if run is None:
+            chain = self._plan(("norm_data", n, columns), lambda: rows.norm_backward_data(self._context, n, columns))
+        if chain is None:
             return super().norm_backward_data(x, dy, mean, invstd, scale, sums, count)
         dx = self._new(x.shape)
         factor = invstd if scale is None else invstd * scale
-        values = (mean, -invstd * sums[1] / count, -sums[0] / count, factor)
-        centre, k1, k0, factor = (rows.vector32(v, columns, 0) for v in values)
-        a = self._address
-        run(a(_dense(x)), a(centre), a(dx), a(k1), a(_dense(dy)), a(k0), a(factor))
+        chain(_dense(x), dx, [_dense(dy)], (mean, -invstd * sums[1] / count, -sums[0] / count, factor))
         return dx
 
     # -- pointwise -------------------------------------------------------------------------------------------------
 
     def _forward(self, algorithm: int, x: Array, alpha: float) -> Array | None:
-        if not (is_float32(x) and x.size):
+        if not (is_float32(x) and x.size > SMALL):
             return None
         shape = (x.size,)
         run = self._plan(
@@ -396,7 +412,7 @@ class OneDnnEngine(NumpyEngine):
         return y
 
     def _backward(self, algorithm: int, y: Array, dy: Array, alpha: float) -> Array | None:
-        if not (is_float32(y, dy) and y.size):
+        if not (is_float32(y, dy) and y.size > SMALL):
             return None
         shape = (y.size,)
         run = self._plan(
@@ -416,7 +432,7 @@ class OneDnnEngine(NumpyEngine):
     def _relu(self, x: Array, y: Array | None) -> Array:
         """max(x, 0) in y (which may be x), or in a new array."""
         run = None
-        if is_float32(x) and x.size:
+        if is_float32(x) and x.size > SMALL:
             run = self._plan(("relu", x.size), lambda: rows.relu(self._context, x.size))
         if run is None:
             return super().relu_forward(x)
@@ -456,7 +472,7 @@ class OneDnnEngine(NumpyEngine):
         return super().multiply(xs) if y is None else y
 
     def _binary(self, algorithm: int, xs: Sequence[Array]) -> Array | None:
-        if len(xs) < 2 or not (is_float32(*xs) and xs[0].size):
+        if len(xs) < 2 or not (is_float32(*xs) and xs[0].size > SMALL):
             return None
         shape = (xs[0].size,)
         more = len(xs) - 2

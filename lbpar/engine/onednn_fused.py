@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbpar.engine.base import Array, Float64Array, Window
-from lbpar.engine.onednn import OneDnnEngine, is_float32
+from lbpar.engine.onednn import SMALL, OneDnnEngine, is_float32
 
 
 class FusedOneDnnEngine(OneDnnEngine):
@@ -60,10 +60,11 @@ class FusedOneDnnEngine(OneDnnEngine):
 
         g is also the gradient of `norm_relu_forward`'s residual; `norm_backward_data` takes it as dy.
         """
-        if is_float32(x, y, dy) and x.size:
+        if is_float32(x, y, dy) and x.size > SMALL:
             masked = self._new(dy.shape)
             sums = self._backward_sums(x, dy, mean, y, masked)
-            if sums is not None:
+            # An infinite dy where relu is shut becomes NaN in oneDNN, 0 in the reference.
+            if sums is not None and not np.isnan(sums).any():
                 sums[1] *= invstd
                 return sums, masked
         masked = self.relu_backward(y, dy)

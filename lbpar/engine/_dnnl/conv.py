@@ -58,16 +58,23 @@ class Geometry:
         return [list(part) for part in (self.strides, self.dilates, self.before, self.after)]
 
 
-class _Weights:
-    """Moves weights between their plain layout and the one that a primitive chose."""
+class _Operand:
+    """Brings an operand into the type and format that a primitive chose, or the result from there; often nothing to do.
 
-    def __init__(self, context: Context, shape: Sequence[int], groups: int, primitive: Primitive, what: int) -> None:
-        self.context = context
-        self.nbytes = primitive.size(what)
+    Parameters
+    ----------
+    context
+    area : name of the scratch memory that holds the converted operand
+    plain, chosen : descriptors of the caller's array and of the primitive's
+    result : whether the operand is written by the primitive
+    """
+
+    def __init__(self, context: Context, area: str, plain: Any, chosen: Any, result: bool = False) -> None:
+        self.context, self.area = context, area
         self.reorder: Primitive | None = None
-        plain, chosen = context.weights(shape, groups, plain=True), primitive.query(what)
         if not context.lib.dnnl_memory_desc_equal(plain, chosen):
-            source, target = (plain, chosen) if what == cdef.QUERY_WEIGHTS else (chosen, plain)
+            self.nbytes = int(context.lib.dnnl_memory_desc_get_size(chosen))
+            source, target = (chosen, plain) if result else (plain, chosen)
             self.reorder = Primitive(
                 context,
                 "reorder",
@@ -75,12 +82,35 @@ class _Weights:
                 ((cdef.ARG_SRC, source), (cdef.ARG_DST, target)),
             )
 
-    def staged(self) -> Any:
-        return self.context.pointer(self.context.area("weights", self.nbytes))
+    def put(self, array: Array) -> Any:
+        """Address of the operand as the primitive wants it."""
+        address = self.context.pointer(array)
+        if self.reorder is None:
+            return address
+        staged = self.stage(array)
+        self.reorder(address, staged)
+        return staged
+
+    def stage(self, array: Array) -> Any:
+        """Address where the primitive shall write a result meant for ``array``; `fetch` finishes."""
+        if self.reorder is None:
+            return self.context.pointer(array)
+        return self.context.pointer(self.context.area(self.area, self.nbytes))
+
+    def fetch(self, staged: Any, array: Array) -> None:
+        """Move what was written to ``staged`` to ``array``."""
+        if self.reorder is not None:
+            self.reorder(staged, self.context.pointer(array))
+
+
+def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry) -> Primitive:
+    """A forward primitive, which backward ones ask for as a hint."""
+    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail)
+    return Primitive(context, "convolution_forward", (*arguments, context.attributes()), ())
 
 
 class Forward:
-    """y = conv(x, w) [+ b], all arrays of the shapes given here."""
+    """y = conv(x, w) [+ b], all arrays of the shapes given here. ``compute`` is the type in which x and w multiply."""
 
     def __init__(
         self,
@@ -91,43 +121,26 @@ class Forward:
         geometry: Geometry,
         groups: int,
         bias: bool,
-        fpmath: int,
+        compute: int = cdef.F32,
     ) -> None:
-        x, y = context.activation(x_shape), context.activation(y_shape)
+        x, y = context.activation(x_shape, compute), context.activation(y_shape)
+        w = context.weights(w_shape, groups, plain=False, dtype=compute)
         b = context.rows((w_shape[0],)) if bias else context.null
-        arguments = (
-            cdef.FORWARD_TRAINING,
-            cdef.CONV_DIRECT,
-            x,
-            context.weights(w_shape, groups, plain=False),
-            b,
-            y,
-            *geometry.tail,
-            context.attributes(fpmath=fpmath),
-        )
         memories = [(cdef.ARG_SRC, x), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DST, y)]
         self.run = Primitive(
-            context, "convolution_forward", arguments, [*memories, (cdef.ARG_BIAS, b)] if bias else memories
+            context,
+            "convolution_forward",
+            (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, b, y, *geometry.tail, context.attributes()),
+            [*memories, (cdef.ARG_BIAS, b)] if bias else memories,
         )
-        self.weights = _Weights(context, w_shape, groups, self.run, cdef.QUERY_WEIGHTS)
+        plain = context.weights(w_shape, groups, plain=True)
+        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
+        self.x = _Operand(context, "first", context.activation(x_shape), x)
 
     def __call__(self, x: Array, w: Array, b: Array | None, y: Array) -> None:
         pointer = self.run.context.pointer
-        weights = pointer(w)
-        if self.weights.reorder is not None:
-            staged = self.weights.staged()
-            self.weights.reorder(weights, staged)
-            weights = staged
-        if b is None:
-            self.run(pointer(x), weights, pointer(y))
-        else:
-            self.run(pointer(x), weights, pointer(y), pointer(b))
-
-
-def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry, fpmath: int) -> Primitive:
-    """A forward primitive, which backward ones ask for as a hint."""
-    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail)
-    return Primitive(context, "convolution_forward", (*arguments, context.attributes(fpmath=fpmath)), ())
+        extra = () if b is None else (pointer(b),)
+        self.run(self.x.put(x), self.w.put(w), pointer(y), *extra)
 
 
 class BackwardData:
@@ -141,27 +154,23 @@ class BackwardData:
         y_shape: Sequence[int],
         geometry: Geometry,
         groups: int,
-        fpmath: int,
+        compute: int = cdef.F32,
     ) -> None:
-        dx, dy = context.activation(x_shape), context.activation(y_shape)
-        w = context.weights(w_shape, groups, plain=False)
-        hint = _hint(context, dx, w, dy, geometry, fpmath)
+        dx, dy = context.activation(x_shape), context.activation(y_shape, compute)
+        w = context.weights(w_shape, groups, plain=False, dtype=compute)
+        hint = _hint(context, context.activation(x_shape, compute), w, dy, geometry)
         self.run = Primitive(
             context,
             "convolution_backward_data",
-            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint.descriptor, context.attributes(fpmath=fpmath)),
+            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint.descriptor, context.attributes()),
             ((cdef.ARG_DIFF_DST, dy), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DIFF_SRC, dx)),
         )
-        self.weights = _Weights(context, w_shape, groups, self.run, cdef.QUERY_WEIGHTS)
+        plain = context.weights(w_shape, groups, plain=True)
+        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
+        self.dy = _Operand(context, "first", context.activation(y_shape), dy)
 
     def __call__(self, dy: Array, w: Array, dx: Array) -> None:
-        pointer = self.run.context.pointer
-        weights = pointer(w)
-        if self.weights.reorder is not None:
-            staged = self.weights.staged()
-            self.weights.reorder(weights, staged)
-            weights = staged
-        self.run(pointer(dy), weights, pointer(dx))
+        self.run(self.dy.put(dy), self.w.put(w), self.run.context.pointer(dx))
 
 
 class BackwardWeights:
@@ -176,25 +185,26 @@ class BackwardWeights:
         geometry: Geometry,
         groups: int,
         bias: bool,
-        fpmath: int,
+        compute: int = cdef.F32,
     ) -> None:
-        x, dy = context.activation(x_shape), context.activation(y_shape)
-        w = context.weights(w_shape, groups, plain=False)
-        b = context.rows((w_shape[0],)) if bias else context.null
-        hint = _hint(context, x, w, dy, geometry, fpmath)
+        x, dy = context.activation(x_shape, compute), context.activation(y_shape, compute)
+        dw = context.weights(w_shape, groups, plain=False)
+        db = context.rows((w_shape[0],)) if bias else context.null
+        hint = _hint(context, x, context.weights(w_shape, groups, plain=False, dtype=compute), dy, geometry)
         memories = [(cdef.ARG_SRC, x), (cdef.ARG_DIFF_DST, dy), (cdef.ARG_DIFF_WEIGHTS, cdef.QUERY_DIFF_WEIGHTS)]
         self.run = Primitive(
             context,
             "convolution_backward_weights",
-            (cdef.CONV_DIRECT, x, w, b, dy, *geometry.tail, hint.descriptor, context.attributes(fpmath=fpmath)),
-            [*memories, (cdef.ARG_DIFF_BIAS, b)] if bias else memories,
+            (cdef.CONV_DIRECT, x, dw, db, dy, *geometry.tail, hint.descriptor, context.attributes()),
+            [*memories, (cdef.ARG_DIFF_BIAS, db)] if bias else memories,
         )
-        self.weights = _Weights(context, w_shape, groups, self.run, cdef.QUERY_DIFF_WEIGHTS)
+        plain = context.weights(w_shape, groups, plain=True)
+        self.dw = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_DIFF_WEIGHTS), result=True)
+        self.x = _Operand(context, "first", context.activation(x_shape), x)
+        self.dy = _Operand(context, "second", context.activation(y_shape), dy)
 
     def __call__(self, x: Array, dy: Array, dw: Array, db: Array | None) -> None:
-        pointer, reorder = self.run.context.pointer, self.weights.reorder
-        target = pointer(dw) if reorder is None else self.weights.staged()
-        extra = () if db is None else (pointer(db),)
-        self.run(pointer(x), pointer(dy), target, *extra)
-        if reorder is not None:
-            reorder(target, pointer(dw))
+        staged = self.dw.stage(dw)
+        extra = () if db is None else (self.run.context.pointer(db),)
+        self.run(self.x.put(x), self.dy.put(dy), staged, *extra)
+        self.dw.fetch(staged, dw)

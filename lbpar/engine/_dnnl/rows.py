@@ -7,6 +7,7 @@ float64. Within a tile oneDNN accumulates in float32 about the tile's own mean, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,12 @@ class Tiling:
     columns : fold * channels
     """
 
-    def __init__(self, context: Context, count: int, channels: int, nbytes: int = TILE_BYTES) -> None:
-        fold = 1
-        while 2 * fold * channels <= _WIDE and count % (2 * fold) == 0:
-            fold *= 2
+    def __init__(self, context: Context, count: int, channels: int, nbytes: int = 0) -> None:
+        limit = max(1, _WIDE // channels)
+        fold = next(k for k in range(limit, 0, -1) if count % k == 0)
         self.count, self.channels, self.fold, self.columns = count, channels, fold, fold * channels
         wide = count // fold
-        size = max(_SPLIT, nbytes * context.max_threads() // (4 * self.columns) // _SPLIT * _SPLIT)
+        size = max(_SPLIT, (nbytes or TILE_BYTES) * context.max_threads() // (4 * self.columns) // _SPLIT * _SPLIT)
         self.spans = [(4 * self.columns * start, min(size, wide - start)) for start in range(0, wide, size)]
         self.rows = np.array([n for _, n in self.spans], dtype=np.float64)
 
@@ -168,37 +168,51 @@ def norm_apply(context: Context, rows: int, columns: int, relu: bool) -> Primiti
     )
 
 
-def _chain(context: Context, rows: int, columns: int, first: int, steps: str, relu: bool = False) -> Primitive:
-    """``first`` applied to the matrix and a row, then one step per letter, then relu.
+class Chain:
+    """``x - row``, then one step per letter, then maybe relu, on a matrix (count, channels) in one pass.
 
-    Letters: m multiply by a row, a add a row, A add a matrix. Addresses: matrix, row, result, then the operands of the steps.
+    Letters: m multiply by a row, a add a row, A add a matrix.
     """
-    matrix, row = context.rows((rows, columns)), context.rows((1, columns))
-    operands = [matrix if step == "A" else row for step in steps]
-    algorithms = [cdef.BINARY_MUL if step == "m" else cdef.BINARY_ADD for step in steps]
-    ops: list[tuple[Any, ...]] = [("binary", a, d) for a, d in zip(algorithms, operands, strict=True)]
-    post_ops = context.post_ops(*ops, *([("eltwise", cdef.RELU, 0.0, 0.0)] if relu else []))
-    return Primitive(
-        context,
-        "binary",
-        (first, matrix, row, matrix, context.attributes(post_ops)),
-        (
-            (cdef.ARG_SRC, matrix),
-            (cdef.ARG_SRC_1, row),
-            (cdef.ARG_DST, matrix),
-            *((cdef.ARG_POST_OP * (i + 1) | cdef.ARG_SRC_1, desc) for i, desc in enumerate(operands)),
-        ),
-    )
+
+    def __init__(self, context: Context, count: int, channels: int, steps: str, relu: bool = False) -> None:
+        self.tiling = Tiling(context, count, channels)
+        self.pointer = context.pointer
+        self.steps = steps
+        matrix = context.rows((count // self.tiling.fold, self.tiling.columns))
+        row = context.rows((1, self.tiling.columns))
+        operands = [matrix if step == "A" else row for step in steps]
+        algorithms = [cdef.BINARY_MUL if step == "m" else cdef.BINARY_ADD for step in steps]
+        ops: list[tuple[Any, ...]] = [("binary", a, d) for a, d in zip(algorithms, operands, strict=True)]
+        post_ops = context.post_ops(*ops, *([("eltwise", cdef.RELU, 0.0, 0.0)] if relu else []))
+        self.run = Primitive(
+            context,
+            "binary",
+            (cdef.BINARY_SUB, matrix, row, matrix, context.attributes(post_ops)),
+            (
+                (cdef.ARG_SRC, matrix),
+                (cdef.ARG_SRC_1, row),
+                (cdef.ARG_DST, matrix),
+                *((cdef.ARG_POST_OP * (i + 1) | cdef.ARG_SRC_1, desc) for i, desc in enumerate(operands)),
+            ),
+        )
+
+    def __call__(self, x: Array, y: Array, matrices: Sequence[Array], vectors: Sequence[Array | Float64Array]) -> None:
+        """``vectors``: the row subtracted first, then those of the steps; ``matrices``: those of the steps."""
+        pointer = self.pointer
+        first, *rows = (pointer(self.tiling.vector(v)) for v in vectors)
+        rest, full = iter(rows), iter(matrices)
+        operands = (pointer(next(full)) if step == "A" else next(rest) for step in self.steps)
+        self.run(pointer(x), first, pointer(y), *operands)
 
 
-def norm_backward_data(context: Context, rows: int, columns: int) -> Primitive:
-    """dx = ((x - mean) * k1 + dy + k0) * factor: addresses x, mean, dx, k1, dy, k0, factor."""
-    return _chain(context, rows, columns, cdef.BINARY_SUB, "mAam")
+def norm_backward_data(context: Context, count: int, channels: int) -> Chain:
+    """dx = ((x - mean) * k1 + dy + k0) * factor: vectors mean, k1, k0, factor; matrix dy."""
+    return Chain(context, count, channels, "mAam")
 
 
-def norm_add_relu(context: Context, rows: int, columns: int, relu: bool) -> Primitive:
-    """y = (x - mean) * scale + bias + z [then relu]: addresses x, mean, y, scale, bias, z."""
-    return _chain(context, rows, columns, cdef.BINARY_SUB, "maA", relu)
+def norm_add_relu(context: Context, count: int, channels: int) -> Chain:
+    """y = relu((x - mean) * scale + bias + z): vectors mean, scale, bias; matrix z."""
+    return Chain(context, count, channels, "maA", relu=True)
 
 
 def eltwise_forward(context: Context, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:

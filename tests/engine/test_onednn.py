@@ -1,0 +1,369 @@
+"""What is particular to the oneDNN engine: finding the library, caching, threads, fallbacks, fused forms, accuracy."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from lbpar.engine._dnnl import library
+from lbpar.engine._dnnl.memory import SMALL as POOLED
+from lbpar.engine.base import LocalWindow
+from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.errors import EngineError
+
+try:
+    library.load()
+except EngineError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from lbpar.engine.onednn import OneDnnEngine
+from lbpar.engine.onednn_fused import FusedOneDnnEngine
+
+REFERENCE = NumpyEngine(np.float64)
+
+
+@pytest.fixture
+def engine():
+    return FusedOneDnnEngine(np.float32, threads=1)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+def array(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def wide(*arrays):
+    return [None if a is None else a.astype(np.float64) for a in arrays]
+
+
+def close(got, want, tolerance=2e-5):
+    assert got.shape == want.shape
+    assert np.abs(got - want).max(initial=0) <= tolerance * max(1.0, np.abs(want).max(initial=0))
+
+
+# -- the library -------------------------------------------------------------------------------------------------------
+
+
+def test_missing_library_names_the_wheel(monkeypatch):
+    monkeypatch.setenv(library.ENVIRONMENT, "/nowhere/libdnnl.so.3")
+    with pytest.raises(EngineError, match=r"LBPAR_DNNL=/nowhere.*onednn-cpu-gomp"):
+        OneDnnEngine()
+
+
+def test_nothing_found_names_the_wheel_and_the_other_engine(monkeypatch):
+    monkeypatch.delenv(library.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(library, "_candidates", lambda: iter(["/nowhere/libdnnl.so.3"]))
+    library._load.cache_clear()
+    try:
+        with pytest.raises(EngineError, match=r"pip install onednn-cpu-gomp.*numpy engine"):
+            OneDnnEngine()
+    finally:
+        library._load.cache_clear()
+
+
+def test_library_that_is_not_onednn_is_refused(monkeypatch):
+    monkeypatch.setenv(library.ENVIRONMENT, "libm.so.6")
+    with pytest.raises(EngineError, match="cannot be used"):
+        OneDnnEngine()
+
+
+def test_explicit_library_may_be_a_directory(monkeypatch):
+    path = library.load().path
+    if "/" not in path:
+        pytest.skip("the system's library has no path of its own")
+    monkeypatch.setenv(library.ENVIRONMENT, path.rpartition("/")[0])
+    assert OneDnnEngine().library.startswith("oneDNN 3.")
+
+
+def test_newest_library_wins(monkeypatch):
+    class Fake:
+        def __init__(self, version):
+            self.version = version
+
+    found = {"a": Fake((3, 2, 0)), "b": Fake((3, 10, 1)), "c": Fake((3, 9, 9))}
+    monkeypatch.delenv(library.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(library, "_candidates", lambda: iter(found))
+    monkeypatch.setattr(library, "_open", found.__getitem__)
+    library._load.cache_clear()
+    try:
+        assert library.load() is found["b"]
+    finally:
+        library._load.cache_clear()
+
+
+def test_unknown_compute_type():
+    with pytest.raises(EngineError, match="float16.*bfloat16"):
+        OneDnnEngine(compute="float16")
+
+
+def test_threads_hold_in_every_python_thread():
+    engine = OneDnnEngine(threads=3)
+    if not engine._context.library.openmp:
+        pytest.skip("sequential library")
+    counts = []
+
+    def count():
+        counts.append(engine._context.max_threads())
+
+    worker = threading.Thread(target=count)
+    worker.start()
+    worker.join()
+    count()
+    assert counts == [3, 3]
+
+
+# -- caching and memory ------------------------------------------------------------------------------------------------
+
+
+def test_second_call_creates_no_primitive(engine, rng, monkeypatch):
+    x, w = array(rng, 2, 7, 7, 4), array(rng, 6, 3, 3, 4)
+    win = (LocalWindow(3, pad=1),) * 2
+    first = engine.conv_forward(x, w, None, win, 1, (7, 7))
+
+    def refuse(*_):
+        raise AssertionError("a primitive was created again")
+
+    monkeypatch.setattr(library.Primitive, "__init__", refuse)
+    np.testing.assert_array_equal(engine.conv_forward(x, w, None, win, 1, (7, 7)), first)
+
+
+def test_cached_primitive_sees_new_weights(engine, rng):
+    x, w = array(rng, 2, 7, 7, 4), array(rng, 6, 3, 3, 4)
+    win = (LocalWindow(3, pad=1),) * 2
+    first = engine.conv_forward(x, w, None, win, 1, (7, 7))
+    w *= 2
+    close(engine.conv_forward(x, w, None, win, 1, (7, 7)), 2 * first)
+
+
+def test_cache_does_not_confuse_geometries(engine, rng):
+    x, w = array(rng, 1, 8, 8, 4), array(rng, 4, 3, 3, 4)
+    for pads in ((1, 1), (0, 1), (2, -1), (-1, 0)):
+        win = tuple(LocalWindow(3, pad=p) for p in pads)
+        close(
+            engine.conv_forward(x, w, None, win, 1, (6, 6)),
+            REFERENCE.conv_forward(*wide(x, w), None, win, 1, (6, 6)),
+        )
+
+
+def test_number_of_cached_primitives_is_bounded(engine, monkeypatch):
+    monkeypatch.setattr("lbpar.engine.onednn._MAX_PLANS", 3)
+    for n in range(1, 9):
+        engine.linear_forward(np.ones((n, 2), np.float32), np.ones((3, 2), np.float32), None)
+    assert len(engine._plans) <= 3
+
+
+def test_output_memory_is_reused_only_when_unreferenced(engine):
+    shape = (POOLED, 4)
+    a = engine.empty(shape)
+    assert a.ctypes.data % 64 == 0
+    assert a.flags.c_contiguous and a.flags.writeable
+    view, where = a[3:5, 1:], a.ctypes.data
+    a[...] = 5
+    del a
+    gc.collect()
+    b = engine.empty(shape)
+    b[...] = 7
+    assert b.ctypes.data != where
+    np.testing.assert_array_equal(view, 5)
+    del view
+    gc.collect()
+    assert engine.empty(shape).ctypes.data == where
+    engine.pool.release()
+    assert engine.pool.free_bytes() == 0
+
+
+def test_kernels_read_and_write_numpy_memory_in_place(engine, rng):
+    x = array(rng, 200, 300)
+    y = engine._relu(x, x)
+    assert y is x
+    assert (x >= 0).all()
+
+
+# -- fallbacks ---------------------------------------------------------------------------------------------------------
+
+
+def test_non_contiguous_arrays(engine, rng):
+    x = array(rng, 2, 9, 8, 6).transpose(0, 2, 1, 3)
+    w = array(rng, 3, 3, 6, 4).transpose(3, 0, 1, 2)
+    win = (LocalWindow(3, pad=1),) * 2
+    dy = array(rng, 2, 8, 9, 8)[..., ::2]
+    close(engine.conv_forward(x, w, None, win, 1, (8, 9)), REFERENCE.conv_forward(*wide(x, w), None, win, 1, (8, 9)))
+    close(
+        engine.conv_backward_weights(x, dy, win, 1),
+        REFERENCE.conv_backward_weights(*wide(x, dy), win, 1),
+        tolerance=1e-4,
+    )
+    close(
+        engine.linear_forward(x[0, 0], w[0, 0].T.copy().T[:, ::1].reshape(-1, 6), None),
+        x[0, 0] @ w[0, 0].reshape(-1, 6).T,
+    )
+    big = array(rng, 300, 128)[:, ::2]
+    close(engine.add([big, big]), 2 * big)
+    close(engine.relu_forward(big), np.maximum(big, 0))
+
+
+def test_float64_runs_in_the_reference_and_creates_nothing(engine, rng):
+    x, w = wide(array(rng, 1, 5, 5, 3), array(rng, 2, 3, 3, 3))
+    win = (LocalWindow(3),) * 2
+    np.testing.assert_array_equal(
+        engine.conv_forward(x, w, None, win, 1, (3, 3)), REFERENCE.conv_forward(x, w, None, win, 1, (3, 3))
+    )
+    assert not engine._plans
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_random_local_windows(engine, rng, dims):
+    """Crops, odd pads, strides over the end, dilations and groups: whatever a block of a split layer can look like."""
+    for _ in range(25):
+        groups = int(rng.choice([1, 1, 2, 4]))
+        c, f = groups * int(rng.integers(1, 4)), groups * int(rng.integers(1, 4))
+        win = tuple(
+            LocalWindow(
+                int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 3)), int(rng.integers(-3, 4))
+            )
+            for _ in range(dims)
+        )
+        inner, out = (tuple(int(n) for n in rng.integers(1, 8, dims)) for _ in range(2))
+        x, w, b = array(rng, 2, *inner, c), array(rng, f, *(d.kernel for d in win), c // groups), array(rng, f)
+        dy = array(rng, 2, *out, f)
+        x64, w64, b64, dy64 = wide(x, w, b, dy)
+        close(engine.conv_forward(x, w, b, win, groups, out), REFERENCE.conv_forward(x64, w64, b64, win, groups, out))
+        close(
+            engine.conv_backward_data(dy, w, win, groups, inner),
+            REFERENCE.conv_backward_data(dy64, w64, win, groups, inner),
+        )
+        dw, db = engine.conv_backward_weights_bias(x, dy, win, groups)
+        close(dw, REFERENCE.conv_backward_weights(x64, dy64, win, groups))
+        close(db, REFERENCE.bias_backward(dy64))
+        y, arg = engine.max_pool_forward(x, win, out)
+        y64, arg64 = REFERENCE.max_pool_forward(x64, win, out)
+        np.testing.assert_array_equal(y, y64)
+        g = array(rng, *y.shape)
+        close(
+            engine.max_pool_backward(g, arg, win, inner),
+            REFERENCE.max_pool_backward(g.astype(np.float64), arg64, win, inner),
+        )
+        divisors = [rng.integers(1, 4, n).astype(np.float64) for n in out]
+        close(engine.avg_pool_forward(x, win, out, divisors), REFERENCE.avg_pool_forward(x64, win, out, divisors))
+        close(
+            engine.avg_pool_backward(g, win, inner, divisors),
+            REFERENCE.avg_pool_backward(g.astype(np.float64), win, inner, divisors),
+        )
+
+
+# -- normalisation -----------------------------------------------------------------------------------------------------
+
+SHAPES = [(2, 40, 41, 8), (1, 3, 43, 47, 5), (3, 7, 7, 2048), (2, 97, 101, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("affine", [True, False])
+def test_normalisation_of_more_than_a_tile(engine, rng, shape, affine, monkeypatch):
+    monkeypatch.setattr("lbpar.engine._dnnl.rows.TILE_BYTES", 1 << 15)
+    x, dy, residual = 3 + 2 * array(rng, *shape), array(rng, *shape), array(rng, *shape)
+    c, count = shape[-1], x.size // shape[-1]
+    scale, bias = (array(rng, c), array(rng, c)) if affine else (None, None)
+    shift = np.full(c, 2.5)
+    x64, dy64, residual64, scale64, bias64 = wide(x, dy, residual, scale, bias)
+    sums = engine.norm_sums(x, shift)
+    close(sums, REFERENCE.norm_sums(x64, shift))
+    mean, invstd, _ = engine.norm_moments(sums, shift, count, 1e-5)
+    close(engine.norm_apply(x, mean, invstd, scale, bias), REFERENCE.norm_apply(x64, mean, invstd, scale64, bias64))
+    back = engine.norm_backward_sums(x, dy, mean, invstd)
+    close(back, REFERENCE.norm_backward_sums(x64, dy64, mean, invstd))
+    close(
+        engine.norm_backward_data(x, dy, mean, invstd, scale, back, count),
+        REFERENCE.norm_backward_data(x64, dy64, mean, invstd, scale64, back, count),
+    )
+    for extra in (None, residual):
+        y = engine.norm_relu_forward(x, mean, invstd, scale, bias, extra)
+        want = REFERENCE.norm_apply(x64, mean, invstd, scale64, bias64) + (0 if extra is None else residual64)
+        close(y, np.maximum(want, 0))
+        sums, masked = engine.norm_relu_backward_sums(x, y, dy, mean, invstd)
+        np.testing.assert_array_equal(masked, np.where(y > 0, dy, 0))
+        close(sums, REFERENCE.norm_backward_sums(x64, masked.astype(np.float64), mean, invstd))
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e3, 1e4])
+@pytest.mark.parametrize("shape", [(1, 300, 301, 3), (1, 224, 224, 64)])
+def test_mean_far_from_zero(engine, rng, ratio, shape):
+    """Statistics of float32 numbers whose mean is ``ratio`` standard deviations: within what float32 can tell apart."""
+    x = (ratio + array(rng, *shape)).astype(np.float32)
+    x64 = x.reshape(-1, shape[-1]).astype(np.float64)
+    shift = np.zeros(shape[-1])
+    mean, invstd, var = engine.norm_moments(engine.norm_sums(x, shift), shift, len(x64), 0.0)
+    spacing = ratio * np.finfo(np.float32).eps
+    assert np.abs(mean - x64.mean(0)).max() < 4 * spacing
+    np.testing.assert_allclose(var, x64.var(0), rtol=max(2e-6, 4 * spacing))
+    np.testing.assert_allclose(engine.norm_apply(x, mean, invstd, None, None).std(dtype=np.float64), 1, rtol=1e-3)
+
+
+# -- special values and fused forms ------------------------------------------------------------------------------------
+
+
+def test_relu_keeps_nan_in_large_and_fused_forms(engine, rng):
+    x, w = array(rng, 4, 40, 40, 8), array(rng, 8, 1, 1, 8)
+    x[1, 2, 3, 4] = np.nan
+    win = (LocalWindow(1),) * 2
+    assert np.isnan(engine.relu_forward(x)).sum() == 1
+    assert np.isnan(engine.conv_relu_forward(x, w, None, win, 1, (40, 40))[1, 2, 3]).all()
+    zero = np.zeros(8)
+    mean, invstd, _ = engine.norm_moments(engine.norm_sums(x, zero), zero, x.size // 8, 1e-5)
+    assert np.isnan(mean[4])
+    assert np.isnan(engine.norm_relu_forward(x, mean, invstd, None, None)[..., 4]).all()
+
+
+def test_infinite_gradient_behind_a_shut_relu_counts_for_nothing(engine, rng):
+    y, x, dy = (array(rng, 1, 40, 40, 16) for _ in range(3))
+    y[0, 0, 0, 0], dy[0, 0, 0, 0] = 0, np.inf
+    sums, masked = engine.norm_relu_backward_sums(x, y, dy, np.zeros(16), np.ones(16))
+    assert np.isfinite(sums).all()
+    assert masked[0, 0, 0, 0] == 0
+    assert engine.relu_backward(y, dy)[0, 0, 0, 0] == 0
+
+
+def test_max_pool_of_nan_and_minus_infinity_is_left_to_the_reference(engine, rng):
+    x = array(rng, 1, 6, 6, 3)
+    x[0, 1, 1, 0], x[0, 2:4, 2:4, 1] = np.nan, -np.inf
+    win = (LocalWindow(2, 2),) * 2
+    y, arg = engine.max_pool_forward(x, win, (3, 3))
+    want, _ = REFERENCE.max_pool_forward(x.astype(np.float64), win, (3, 3))
+    np.testing.assert_array_equal(y, want)
+    assert engine.max_pool_backward(np.ones_like(y), arg, win, (6, 6)).sum() == y.size
+
+
+def test_conv_relu(engine, rng):
+    x, w, b = array(rng, 2, 30, 30, 16), array(rng, 16, 3, 3, 16), array(rng, 16)
+    win = (LocalWindow(3, pad=1),) * 2
+    got = engine.conv_relu_forward(x, w, b, win, 1, (30, 30))
+    close(got, np.maximum(REFERENCE.conv_forward(*wide(x, w, b), win, 1, (30, 30)), 0))
+
+
+def test_bfloat16_arithmetic_on_float32_arrays(rng):
+    try:
+        engine = OneDnnEngine(np.float32, threads=1, compute="bfloat16")
+    except EngineError as error:
+        pytest.skip(str(error))
+    # Products of small integers are exact in bfloat16, and their sums in float32.
+    x, dy = (rng.integers(-8, 9, (2, 9, 9, 32)).astype(np.float32) for _ in range(2))
+    w = rng.integers(-8, 9, (32, 3, 3, 32)).astype(np.float32)
+    win = (LocalWindow(3, pad=1),) * 2
+    x64, w64, dy64 = wide(x, w, dy)
+    np.testing.assert_array_equal(
+        engine.conv_forward(x, w, None, win, 1, (9, 9)), REFERENCE.conv_forward(x64, w64, None, win, 1, (9, 9))
+    )
+    np.testing.assert_array_equal(
+        engine.conv_backward_data(dy, w, win, 1, (9, 9)), REFERENCE.conv_backward_data(dy64, w64, win, 1, (9, 9))
+    )
+    np.testing.assert_array_equal(
+        engine.conv_backward_weights(x, dy, win, 1), REFERENCE.conv_backward_weights(x64, dy64, win, 1)
+    )
+    y = engine.conv_forward(x + np.float32(1 / 512), w, None, win, 1, (9, 9))
+    assert not np.array_equal(y, OneDnnEngine(threads=1).conv_forward(x + np.float32(1 / 512), w, None, win, 1, (9, 9)))
