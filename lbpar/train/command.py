@@ -13,7 +13,7 @@ from lbpar.plan.resolve import save_plan
 from lbpar.train.directory import check_directory, check_metrics, make_directory
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
-from lbpar.train.report import announce, report, state_bytes
+from lbpar.train.report import announce, report, say, state_bytes
 from lbpar.train.setup import build_graph, build_plan, connect_to
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
@@ -63,7 +63,7 @@ def run(trainer: Trainer, out: Path, resumed: bool, started: float) -> None:
     """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks."""
     if trainer.done and resumed:
         if trainer.transport.rank == 0:
-            print(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.", flush=True)
+            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.")
         return
     config, root = trainer.config, trainer.transport.rank == 0
     writer = None
@@ -98,5 +98,5 @@ def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:
         record = trainer.train_epoch(lambda result, lr: bar.update(1, loss=result.loss, lr=lr))
     if root and mode != "none":  # results belong to standard output, whatever the bar is shown on
         shown = [k for k in ("loss", "accuracy", "test_loss", "test_accuracy", "images_per_s") if k in record]
-        print(f"{label}: " + "  ".join(f"{k} {short(record[k])}" for k in shown), flush=True)
+        say(f"{label}: " + "  ".join(f"{k} {short(record[k])}" for k in shown))
     return record

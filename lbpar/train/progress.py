@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from lbpar.train.terminal import columns as terminal_columns
-from lbpar.train.terminal import is_terminal
+from lbpar.train.terminal import is_terminal, screen
 
 
 class Progress:
@@ -43,8 +43,8 @@ class Progress:
         self._view: _View = _Silent()
         if not enabled or mode == "none":
             return
-        screen, log = (sys.stderr, sys.stdout) if stream is None else (stream, stream)
-        bar = _bar(total, screen, label) if mode == "bar" or (mode == "auto" and is_terminal(screen)) else None
+        watched, log = (screen(sys.stderr), sys.stdout) if stream is None else (stream, stream)
+        bar = _bar(total, watched, label) if mode == "bar" or (mode == "auto" and is_terminal(watched)) else None
         self._view = bar or _Lines(total, log, label, clock)
 
     def update(self, units: int = 1, **fields: Any) -> None:
@@ -87,7 +87,7 @@ def print_table(
     stream : text stream, optional
         Default: standard output.
     """
-    out = sys.stdout if stream is None else stream
+    out = screen(sys.stdout) if stream is None else stream
     if columns is None:
         columns = list(dict.fromkeys(key for row in rows if isinstance(row, Mapping) for key in row))
     cells = [[row.get(c, "") for c in columns] if isinstance(row, Mapping) else list(row) for row in rows]
@@ -148,7 +148,7 @@ def _bar(total: int, stream: TextIO, label: str) -> _Bar | None:
         from tqdm import tqdm
     except ImportError:
         return None
-    width = terminal_columns(stream) - 1  # tqdm cannot ask: under a launcher the stream is a pipe
+    width = terminal_columns(stream) - 1  # the last column would wrap on some terminals
     return _Bar(tqdm(total=total, file=stream, desc=label or None, ncols=width, leave=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ from lbpar import __version__
 from lbpar.train.json_text import write_report
 from lbpar.train.progress import print_table, short
 from lbpar.train.summary import program_rows
+from lbpar.train.terminal import screen
 from lbpar.train.trainer import Trainer
 
 FINAL = ("test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
+
+
+def say(text: str) -> None:
+    """Print a line where a person or a log expects results: standard output."""
+    print(text, file=screen(sys.stdout), flush=True)
 
 
 def state_bytes(trainer: Trainer) -> int:
@@ -34,7 +41,7 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
     ]
     if resumed:
         words.append(f"resumed after epoch {trainer.epoch}, step {trainer.step}")
-    print(", ".join(words), flush=True)
+    say(", ".join(words))
 
 
 def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -65,7 +72,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
     write_report(out, content)
     print_table(rows, title="per step and rank 0")
     words = [f"{k} {short(record[k])}" for k in FINAL if k in record]
-    print("  ".join([*words, f"{facts['total_seconds']:.1f} s", f"-> {out}"]), flush=True)
+    say("  ".join([*words, f"{facts['total_seconds']:.1f} s", f"-> {out}"]))
 
 
 def size(nbytes: int) -> str:
