@@ -10,26 +10,26 @@ import pytest
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
-from tests.util.run import difference, samples, serial
+from tests.util.run import difference, random_state, samples, serial
 
 pytest.importorskip("torch")
 
 from tests.util.torch_graph import step
 
 CONVS = {
-    "k3": dict(kernel=3),
-    "k3-p1": dict(kernel=3, pad=1),
-    "k7-s2-p3": dict(kernel=7, stride=2, pad=3),
-    "k4-s3": dict(kernel=4, stride=3, pad=1),
-    "k1-s2": dict(kernel=1, stride=2),
-    "k2-s2": dict(kernel=2, stride=2),
-    "dilation2": dict(kernel=3, pad=2, dilation=2),
-    "dilation3-s2": dict(kernel=3, pad=2, dilation=3, stride=2),
-    "asymmetric-pad": dict(kernel=4, pad=[0, 2], stride=2),
-    "no-bias": dict(kernel=3, bias=False),
-    "groups2": dict(kernel=3, pad=1, groups=2),
-    "depthwise": dict(kernel=3, pad=1, groups=4),
-    "depthwise-s2-d2": dict(kernel=3, pad=1, groups=4, stride=2, dilation=2),
+    "k3": {"kernel": 3},
+    "k3-p1": {"kernel": 3, "pad": 1},
+    "k7-s2-p3": {"kernel": 7, "stride": 2, "pad": 3},
+    "k4-s3": {"kernel": 4, "stride": 3, "pad": 1},
+    "k1-s2": {"kernel": 1, "stride": 2},
+    "k2-s2": {"kernel": 2, "stride": 2},
+    "dilation2": {"kernel": 3, "pad": 2, "dilation": 2},
+    "dilation3-s2": {"kernel": 3, "pad": 2, "dilation": 3, "stride": 2},
+    "asymmetric-pad": {"kernel": 4, "pad": [0, 2], "stride": 2},
+    "no-bias": {"kernel": 3, "bias": False},
+    "groups2": {"kernel": 3, "pad": 1, "groups": 2},
+    "depthwise": {"kernel": 3, "pad": 1, "groups": 4},
+    "depthwise-s2-d2": {"kernel": 3, "pad": 1, "groups": 4, "stride": 2, "dilation": 2},
 }
 CUBES = {2: (9, 10, 4), 3: (7, 8, 9, 4)}
 
@@ -44,10 +44,7 @@ def check(graph: Graph, batch: int = 3, training: bool = True, seed: int = 0, to
     """y, dx, dw, db, running statistics and loss."""
     rng = np.random.default_rng(seed)
     feeds = samples(graph, batch, rng)
-    state = {
-        k: rng.random(p.shape) + 0.5 if k.endswith("var") else rng.standard_normal(p.shape)
-        for k, p in graph.params().items()
-    }
+    state = random_state(graph, rng)
     got = serial(graph, batch, feeds, state=state, training=training)
     want = step(graph, feeds, state, training)
     for node in graph.nodes:
@@ -93,12 +90,12 @@ def test_conv_transpose_lengthened_output(extra: int | tuple[int, ...]) -> None:
 
 
 POOLS = {
-    "k2": dict(kernel=2),
-    "k3-s2-p1": dict(kernel=3, stride=2, pad=1),
-    "k3-s1-p1": dict(kernel=3, stride=1, pad=1),
-    "k2-s3": dict(kernel=2, stride=3),
-    "ceil": dict(kernel=3, stride=2, ceil_mode=True),
-    "ceil-p1": dict(kernel=2, stride=3, pad=1, ceil_mode=True),
+    "k2": {"kernel": 2},
+    "k3-s2-p1": {"kernel": 3, "stride": 2, "pad": 1},
+    "k3-s1-p1": {"kernel": 3, "stride": 1, "pad": 1},
+    "k2-s3": {"kernel": 2, "stride": 3},
+    "ceil": {"kernel": 3, "stride": 2, "ceil_mode": True},
+    "ceil-p1": {"kernel": 2, "stride": 3, "pad": 1, "ceil_mode": True},
 }
 
 
@@ -109,7 +106,7 @@ def test_max_pool(options: dict, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [dict(kernel=3, stride=2, dilation=2, pad=1), dict(kernel=4, stride=2, pad=[1, [0, 2]])]
+    "options", [{"kernel": 3, "stride": 2, "dilation": 2, "pad": 1}, {"kernel": 4, "stride": 2, "pad": [1, [0, 2]]}]
 )
 def test_max_pool_dilated_and_padded_unevenly(options: dict) -> None:
     check(around(CUBES[2], lambda g, x: g.max_pool(x, **options)))

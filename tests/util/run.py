@@ -50,10 +50,7 @@ def join(layout: Layout, blocks: Sequence[np.ndarray]) -> np.ndarray:
             known = ~np.isnan(seen)
             np.testing.assert_allclose(block[known], seen[known], rtol=1e-12, err_msg=f"replicas differ: {layout}")
             part[where] = block.reshape(part[where].shape)
-        if out is None:
-            out = part
-        else:
-            out = out + part if layout.reduce == "sum" else np.maximum(out, part)
+        out = part if out is None else out + part if layout.reduce == "sum" else np.maximum(out, part)
     assert out is not None
     return out
 
@@ -185,15 +182,24 @@ def difference(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> float:
 
 
 def assert_same(got: Run, want: Run, tolerance: float = 1e-10) -> None:
-    """Every value that both runs hold, and the state that they leave, is the same up to rounding."""
+    """Every value that both runs hold, and the state that they leave, is the same up to rounding.
+
+    Which class ranks first is compared only where rounding cannot decide it.
+    """
     reference, seen = want.comparable(), 0
-    largest = {n.rpartition(":")[2]: 1e-12 for n in reference}
-    for name, buffer in reference.items():  # a gradient that cancels to zero is judged beside others of its kind
-        kind = name.rpartition(":")[2]
-        largest[kind] = max(largest[kind], np.abs(want.array(buffer)).max(initial=0))
+    tied = _tied(want)
+    if tied:
+        reference = {n: b for n, b in reference.items() if n not in ("loss:rank", "loss:hits")}
+    # A gradient that cancels to zero is judged beside the largest gradient, a value beside the largest value.
+    scale = {
+        gradient: max(
+            (np.abs(want.array(b)).max(initial=0) for n, b in reference.items() if _is_gradient(n) == gradient)
+        )
+        for gradient in {_is_gradient(n) for n in reference}
+    }
     for name, buffer in got.comparable().items():
         if name in reference:
-            d = difference(got.array(buffer), want.array(reference[name]), 1e-3 * largest[name.rpartition(":")[2]])
+            d = difference(got.array(buffer), want.array(reference[name]), 1e-2 * scale[_is_gradient(name)])
             assert d <= tolerance, f"{name} differs by {d:.2e} under {describe(got.program.plan)}"
             seen += 1
     assert seen >= len(got.program.graph.ops), "hardly anything was compared"
@@ -201,9 +207,22 @@ def assert_same(got: Run, want: Run, tolerance: float = 1e-10) -> None:
         d = difference(got.state(name), want.state(name))
         assert d <= tolerance, f"{name} after the step differs by {d:.2e} under {describe(got.program.plan)}"
     for key in ("loss", "hits"):
-        if key in want.results[0]:
+        if key in want.results[0] and not (tied and key == "hits"):
             for r in got.results:
                 np.testing.assert_allclose(r[key], want.results[0][key], rtol=1e-10, atol=1e-12, err_msg=key)
+
+
+def _is_gradient(value: str) -> bool:
+    kind = value.rpartition(":")[2]
+    return kind in ("grad", "dsums") or (kind[0] == "d" and (kind == "dy" or kind[1] == "x"))
+
+
+def _tied(run: Run) -> bool:
+    """Whether some position's best classes are equal up to rounding, its target among them or not."""
+    if "loss:rank" not in run.program.values:
+        return False
+    x = np.sort(run.value(f"{run.program.graph.output}:y"), axis=-1)
+    return bool((np.diff(x, axis=-1) < 1e-9 * np.abs(x).max(initial=1e-30)).any())
 
 
 def describe(plan: Plan) -> str:
@@ -214,6 +233,17 @@ def describe(plan: Plan) -> str:
 def serial(graph: Graph, batch: int, feeds: Arrays, **options: Any) -> Run:
     """The same on one rank."""
     return run(graph, Plan(Grid(), {}), batch, feeds, **options)
+
+
+def random_state(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Parameters and running statistics that are nowhere zero or one by construction; variances are positive.
+
+    Weights keep values of order one, so that no softmax saturates.
+    """
+    return {
+        k: rng.random(p.shape) + 0.5 if k.endswith("var") else rng.standard_normal(p.shape) / np.sqrt(p.fan_in)
+        for k, p in graph.params().items()
+    }
 
 
 def samples(graph: Graph, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
