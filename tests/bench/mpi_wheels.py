@@ -3,8 +3,9 @@
     mpirun -n 2  python tests/bench/mpi_wheels.py
     mpirun -n 16 python tests/bench/mpi_wheels.py --seconds 2
 
-Columns are microseconds per operation, the median of several rounds on the slowest rank: MPI's blocking call, its non-blocking call with
-MPI's own wait, lbpar's transport with a wait that sleeps between looks, and the transport as it comes.
+Columns are microseconds per operation, the median of several rounds on the slowest rank: MPI's blocking call, its
+non-blocking call with MPI's own wait, lbpar's transport with a wait that sleeps between looks, and the transport as it
+comes.
 """
 
 from __future__ import annotations
@@ -24,21 +25,17 @@ SIZES = {"8 B": 2, "64 KB": 16384}
 
 def measure(comm: Any, operation: Callable[[], Any], seconds: float, rounds: int = 5) -> float:
     """Median seconds per operation over ``rounds`` rounds, each of the slowest rank."""
-    for _ in range(3):
-        operation()
-    start = time.perf_counter()
-    for _ in range(5):
-        operation()
-    once = comm.allreduce(time.perf_counter() - start) / comm.size / 5
-    repeat = max(3, int(seconds / rounds / once))
-    results = []
-    for _ in range(rounds):
+    results: list[float] = []
+    repeat = 3
+    for _ in range(rounds + 1):
         comm.Barrier()
         start = time.perf_counter()
         for _ in range(repeat):
             operation()
         results.append(max(comm.allgather((time.perf_counter() - start) / repeat)))
-    return median(results)
+        # As a machine's other work changes, so does the time of a round; the next one is sized by the last.
+        repeat = max(3, int(seconds / rounds / results[-1]))
+    return median(results[1:])
 
 
 def main() -> None:
