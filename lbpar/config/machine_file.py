@@ -1,0 +1,115 @@
+"""Machine files: what the cost model knows of a cluster, each constant with its source.
+
+name: my-cluster
+levels:
+- {name: node, size: 4, alpha: 5.0e-6, bandwidth: 5.0e+10, source: "vendor data sheet"}
+- {name: network, alpha: 2.0e-6, bandwidth: 1.25e+10, source: "osu_bw, 4 processes a node"}
+memory: 16GB
+compute:
+  peak: {float32: 1.5e+13}
+  memory_bandwidth: 9.0e+11
+  source: vendor data sheet
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lbpar.config.report import check
+from lbpar.config.section import Bytes, Count, NonNegative, Number, Positive, Section, Text
+from lbpar.config.yaml_text import dump_yaml, read_yaml
+from lbpar.errors import ConfigError
+
+Latency = Literal["log", "ring", "tree"]
+Efficiency = Annotated[Number, Field(gt=0, le=1)]
+
+
+class LevelConfig(Section):
+    """Links of one kind: inside a node, between nodes."""
+
+    name: Text = Field(description="What the links join, as in `node` or `network`.")
+    size: Count | None = Field(
+        default=None, description="Devices of one unit of the level below that it joins; the last level has no end."
+    )
+    alpha: NonNegative = Field(description="Seconds that a message costs, however short.")
+    bandwidth: Positive = Field(description="Bytes per second that one device sends while all others send too.")
+    source: Text = Field(description="Where alpha and bandwidth come from.")
+
+
+class RateConfig(Section):
+    """One measured kernel."""
+
+    kernel: Text = Field(description="Name of the kernel, such as `conv_forward`.")
+    m: Count = Field(description="Rows of the product: samples times positions of the local block.")
+    n: Count = Field(description="Columns: local filters.")
+    k: Count = Field(description="Terms of each sum: local channels times taps.")
+    dtype: Text = Field(default="float32", description="Type of the elements.")
+    rate: Positive = Field(description="Operations per second reached (a multiply-add is two).")
+
+
+class ComputeConfig(Section):
+    """What one device computes."""
+
+    peak: dict[str, Positive] = Field(min_length=1, description="Operations per second per type.")
+    efficiency: Efficiency = Field(default=0.7, description="Part of the peak that large kernels reach.")
+    half_m: NonNegative = Field(default=0.0, description="Rows at which half of that efficiency is reached.")
+    half_n: NonNegative = Field(default=0.0, description="The same for columns (filters).")
+    half_k: NonNegative = Field(default=0.0, description="The same for terms (channels times taps).")
+    memory_bandwidth: Positive = Field(description="Bytes per second to and from the device's memory.")
+    overhead: NonNegative = Field(default=0.0, description="Seconds that starting a kernel costs.")
+    table: tuple[RateConfig, ...] = Field(
+        default=(), description="Measured rates; where a kernel has entries, the nearest shape's rate is used."
+    )
+    source: Text = Field(description="Where the numbers come from.")
+
+
+class MachineFile(Section):
+    """A machine file."""
+
+    name: Text = Field(description="Name of the machine.")
+    description: Text | None = Field(default=None, description="In words.")
+    levels: tuple[LevelConfig, ...] = Field(min_length=1, description="Links, fastest first.")
+    latency: Latency = Field(
+        default="log", description="Messages one after the other in a collective of p: log2 p, p - 1, or a tree."
+    )
+    overlap: Annotated[Number, Field(ge=0, le=1)] = Field(
+        default=1.0, description="Part of communication that can go on while the device computes."
+    )
+    memory: Bytes = Field(description="Memory of one device.")
+    compute: ComputeConfig = Field(description="What one device computes.")
+    notes: Any = Field(default=None, description="Free.")
+
+    @model_validator(mode="after")
+    def _check(self) -> MachineFile:
+        for level in self.levels[:-1]:
+            if level.size is None:
+                raise ValueError(f"levels: {level.name} has no size; only the last level may go without")
+        return self
+
+
+def load_machine_file(path: str | Path) -> MachineFile:
+    """Read a machine file (YAML or JSON).
+
+    Raises
+    ------
+    ConfigError
+        One message that names the file, and per mistake the field, what was given and what is allowed.
+    """
+    return check(MachineFile, read_yaml(path, "machine file"), str(path))
+
+
+def save_machine_file(machine: MachineFile, path: str | Path) -> None:
+    """Write a machine file as YAML.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be written.
+    """
+    try:
+        Path(path).write_text(dump_yaml(machine.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot write the machine file: {e.strerror}.") from None

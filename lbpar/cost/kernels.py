@@ -1,0 +1,84 @@
+"""What a local kernel costs: operations, bytes touched and the matrix shape it amounts to.
+
+Local extents may be numbers or arrays (one entry per configuration), so that one formula prices a step of a program
+and a thousand candidate grids alike. They are those of the largest block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from lbpar.cost.machine import Machine, Many
+from lbpar.graph.loops import Index, Kernel, Operand
+from lbpar.layout.grid import Axes, Grid
+
+ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+
+
+def item_bytes(dtype: str | None, network: str) -> int:
+    """Bytes per element; ``None`` stands for the network's type."""
+    return ITEM[dtype or network]
+
+
+def largest_block(extent: int, axes: Axes, grid: Grid) -> int:
+    """Longest block of an extent cut by nested axes: the first one."""
+    for a in axes:
+        extent = -(-extent // grid.sizes[a])
+    return extent
+
+
+def local_extents(kernel: Kernel, grid: Grid, op_grid: Mapping[str, Axes]) -> dict[str, int]:
+    """Extent of each loop on the rank with the largest blocks."""
+    return {loop: largest_block(e, op_grid.get(loop, ()), grid) for loop, e in kernel.loops}
+
+
+def held(index: Index, local: Mapping[str, Many], extents: Mapping[str, int]) -> Many:
+    """Indices of one dimension that a block of the loops needs, ghosts included."""
+    if not index.loops:
+        return index.extent
+    if index.window is None:
+        return prod((local[loop] for loop in index.loops), start=1)
+    block, w = local[index.loops[0]], index.window
+    need = (block - 1 + w.reach) // w.stride + 1 if index.transposed else (block - 1) * w.stride + w.reach + 1
+    whole = np.asarray(block) >= extents[index.loops[0]]
+    return np.where(whole, index.extent, np.minimum(index.extent, need)) * (np.asarray(block) > 0)
+
+
+def local_size(operand: Operand, local: Mapping[str, Many], extents: Mapping[str, int]) -> Many:
+    """Elements of an operand that a block needs."""
+    return prod((held(i, local, extents) for i in operand.dims), start=1)
+
+
+def flops(kernel: Kernel, local: Mapping[str, Many]) -> Many:
+    """Operations on a block, in proportion to the loops' blocks."""
+    return kernel.flops * prod((local[loop] / max(1, e) for loop, e in kernel.loops), start=1.0)
+
+
+def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
+    """Seconds of a kernel on a block: arithmetic or memory, whichever takes longer, and the start."""
+    extents = dict(kernel.loops)
+    touched = sum(local_size(o, local, extents) * item_bytes(o.dtype, dtype) for o in (*kernel.reads, *kernel.writes))
+    c = machine.file.compute
+    seconds = touched / c.memory_bandwidth
+    shape = matrix_shape(kernel, local)
+    if shape is not None:
+        seconds = np.maximum(seconds, flops(kernel, local) / machine.rate(kernel.name, *shape, dtype))
+    return seconds + c.overhead
+
+
+def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many, Many] | None:
+    """Rows, columns and terms of the matrix product that a kernel amounts to; None for the others."""
+    name = kernel.name
+    if not name.startswith(("conv", "linear")):
+        return None
+    rows = prod((v for loop, v in local.items() if loop in ("N", "D", "H", "W")), start=1)
+    taps = prod((w.kernel for w in dict(kernel.attrs).get("windows", ())), start=1)
+    f, c = local["F"], local["C"]
+    if name.endswith("backward_weights"):
+        return c * taps, f, rows
+    if name.endswith("backward_data"):
+        return rows, c, f * taps
+    return rows, f, c * taps

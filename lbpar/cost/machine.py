@@ -1,0 +1,203 @@
+"""A machine as the cost model sees it: seconds of a collective, seconds of a kernel.
+
+Communication is alpha-beta per axis level: a group that spans several levels works inside the fast one first and sends
+what is left over the slow one (Thakur, Rabenseifner and Gropp 2005 for the terms). Bytes are those of
+`lbpar.layout.exchange.volume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from math import ceil, log2, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lbpar.config.machine_file import Latency, MachineFile, RateConfig, load_machine_file
+from lbpar.config.report import check, nearest
+from lbpar.config.yaml_text import parse_yaml
+from lbpar.errors import ConfigError
+from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.transition import MoveKind
+
+#: A number, or an array of one number per configuration.
+Many = Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a group that lies on one level: ``ways`` processes, alpha [s], bandwidth [B/s]."""
+
+    ways: int
+    alpha: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A machine file with what follows from it.
+
+    Parameters
+    ----------
+    file : MachineFile
+        Levels, latency form, memory and compute rates.
+    """
+
+    file: MachineFile
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.file.name
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory of one device."""
+        return self.file.memory
+
+    def level(self, grid: Grid, axis: int) -> int:
+        """Number of the level whose links an axis uses: the fastest that still joins all ranks of a group along it."""
+        span = grid.strides[axis] * grid.sizes[axis]
+        reach = 1
+        last = len(self.file.levels) - 1
+        for i, level in enumerate(self.file.levels):
+            reach *= level.size or 1
+            if i == last or (span <= reach and reach % span == 0):
+                return i
+        return last
+
+    def parts(self, grid: Grid, axes: Axes) -> tuple[Part, ...]:
+        """The levels that a group over ``axes`` spans, fastest first."""
+        return _parts(self, grid, tuple(axes))
+
+    def move_seconds(self, kind: MoveKind, parts: Sequence[Part], sent: Many, messages: Many) -> Many:
+        """Seconds of one move.
+
+        Parameters
+        ----------
+        kind : str
+            Kind of move.
+        parts : sequence of Part
+            The levels of its group.
+        sent : float or array
+            Bytes that the busiest rank sends.
+        messages : float or array
+            Messages that the busiest rank sends.
+        """
+        if kind == "slice" or not parts:
+            return 0.0 * sent
+        p = prod(x.ways for x in parts)
+        form = self.file.latency
+        if kind in ("allreduce", "reduce_scatter", "allgather"):
+            rounds = 2 if kind == "allreduce" else 1
+            if kind == "allreduce" and form == "tree":
+                whole = sent * (p / (2 * (p - 1)))
+                return sum(_hops(x.ways, form) * (x.alpha + whole / x.bandwidth) for x in parts)
+            out: Many = 0.0
+            inside = 1
+            for x in parts:
+                inside *= x.ways
+                share = (x.ways - 1) / inside / ((p - 1) / p)
+                out = out + rounds * _hops(x.ways, form) * x.alpha + sent * share / x.bandwidth
+            return np.where(np.asarray(messages) > 0, out, 0.0) if isinstance(sent, np.ndarray) else out
+        slow = parts[-1]
+        if kind != "alltoall":
+            return messages * slow.alpha + sent / slow.bandwidth
+        out, inside = 0.0, 1
+        for x in parts:
+            share = (inside * x.ways - inside) / (p - 1)
+            inside *= x.ways
+            out = out + share * (messages * x.alpha + sent / x.bandwidth)
+        if form == "log":  # Bruck: fewer messages, each half of all data
+            rounds = _hops(p, form)
+            return np.minimum(out, rounds * (slow.alpha * (messages > 0) + sent / 2 / slow.bandwidth))
+        return out
+
+    def copy_seconds(self, size: Many) -> Many:
+        """Seconds to read and write so many bytes in the device's memory."""
+        return 2 * size / self.file.compute.memory_bandwidth
+
+    def rate(self, kernel: str, m: Many, n: Many, k: Many, dtype: str) -> Many:
+        """Operations per second of a matrix-like kernel with ``m`` rows, ``n`` columns and ``k`` terms."""
+        c = self.file.compute
+        table = self._tables.get((kernel, dtype))
+        if table is not None:
+            where, rates = table
+            at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in (m, n, k))), -1))
+            gap = ((at[..., None, :] - where) ** 2).sum(-1)
+            return rates[gap.argmin(-1)]
+        peak = c.peak.get(dtype) or c.peak["float32" if "float32" in c.peak else next(iter(c.peak))]
+        return (
+            peak
+            * c.efficiency
+            * m
+            / (m + c.half_m + 1e-300)
+            * n
+            / (n + c.half_n + 1e-300)
+            * k
+            / (k + c.half_k + 1e-300)
+        )
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
+        rows: dict[tuple[str, str], list[RateConfig]] = {}
+        for r in self.file.compute.table:
+            rows.setdefault((r.kernel, r.dtype), []).append(r)
+        return {
+            key: (np.log([(r.m, r.n, r.k) for r in found]), np.array([r.rate for r in found]))
+            for key, found in rows.items()
+        }
+
+
+def _hops(p: int, form: Latency) -> int:
+    """Messages one after the other in one sweep over a group of ``p``."""
+    return p - 1 if form == "ring" else ceil(log2(p)) if p > 1 else 0
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts(machine: Machine, grid: Grid, axes: Axes) -> tuple[Part, ...]:
+    ways: dict[int, int] = {}
+    for a in axes:
+        level = machine.level(grid, a)
+        ways[level] = ways.get(level, 1) * grid.sizes[a]
+    levels = machine.file.levels
+    return tuple(Part(ways[i], levels[i].alpha, levels[i].bandwidth) for i in sorted(ways) if ways[i] > 1)
+
+
+def machine_names() -> list[str]:
+    """Names of the machines that lbpar ships."""
+    folder = files("lbpar.cost") / "machines"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def find_machine(which: str) -> Machine:
+    """A machine by name, by file, or ``auto``.
+
+    Parameters
+    ----------
+    which : str
+        A name of `machine_names`, the path of a machine file, or ``auto``: a quick measurement of this machine's
+        arithmetic and memory, with the links of ``laptop``.
+
+    Raises
+    ------
+    ConfigError
+        No such machine (with the nearest name), or a mistake in the file.
+    """
+    if which == "auto":
+        from lbpar.cost.quick import measure  # measuring takes a moment: only when asked for
+
+        return measure()
+    names = machine_names()
+    if which in names:
+        text = (files("lbpar.cost") / "machines" / f"{which}.yaml").read_text(encoding="utf-8")
+        return Machine(check(MachineFile, parse_yaml(text, which), f"machine {which}"))
+    if Path(which).suffix in (".yaml", ".yml", ".json"):
+        return Machine(load_machine_file(which))
+    raise ConfigError(
+        f"machine: got {which!r}, {nearest(which, names)}expected auto, a machine file (.yaml), or one of {', '.join(names)}."
+    )

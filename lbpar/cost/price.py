@@ -1,0 +1,183 @@
+"""Seconds, bytes and messages of every step of a program.
+
+What the executor runs is what is priced: there is no second description of a layer's communication. Bytes and messages
+are those of the busiest rank, seconds those of the largest block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+
+from lbpar.cost.kernels import flops, item_bytes, kernel_seconds, local_extents
+from lbpar.cost.machine import Machine
+from lbpar.cost.traffic import longest, traffic
+from lbpar.layout.layout import Layout
+from lbpar.layout.transition import Move
+from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, Step, Sum, Update, Wait
+
+#: Arrays that an optimizer keeps per parameter, besides the parameter and its gradient.
+SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lars": 1, "lamb": 2}
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """One step's price.
+
+    Parameters
+    ----------
+    kind : str
+        "compute", "sum", "update", or the kind of a move.
+    node : str
+        The layer it belongs to; empty for the update of all.
+    phase : str
+        "forward", "backward" or "update".
+    seconds : float
+        On the rank with the largest block.
+    bytes, messages : int
+        Sent by the busiest rank.
+    flops : float
+        Done by the rank with the largest block.
+    group : int
+        Processes of the move's sub-communicator.
+    what : str
+        The kernel's name, or the array that moves.
+    """
+
+    kind: str
+    node: str
+    phase: Phase
+    seconds: float
+    bytes: int = 0
+    messages: int = 0
+    flops: float = 0.0
+    group: int = 1
+    what: str = ""
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is communication."""
+        return self.kind not in LOCAL
+
+
+LOCAL = ("compute", "sum", "update", "slice", "none")
+
+
+@dataclass(frozen=True)
+class Price:
+    """A priced program: one `StepPrice` per step of the program, in its order."""
+
+    steps: tuple[StepPrice, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All steps one after the other, nothing overlapped."""
+        return sum(s.seconds for s in self.steps)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Local work."""
+        return sum(s.seconds for s in self.steps if not s.moves)
+
+    @property
+    def move_seconds(self) -> float:
+        """Communication."""
+        return sum(s.seconds for s in self.steps if s.moves)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes sent, the busiest rank of each step."""
+        return sum(s.bytes for s in self.steps)
+
+    @property
+    def messages(self) -> int:
+        """Messages sent, the busiest rank of each step."""
+        return sum(s.messages for s in self.steps)
+
+    def by(self, key: Callable[[StepPrice], str]) -> dict[str, float]:
+        """Seconds summed by a key, largest first."""
+        out: dict[str, float] = {}
+        for s in self.steps:
+            if s.seconds:
+                out[key(s)] = out.get(key(s), 0.0) + s.seconds
+        return dict(sorted(out.items(), key=lambda kv: -kv[1]))
+
+    def of(self, node: str) -> Iterable[StepPrice]:
+        """Steps of one layer."""
+        return (s for s in self.steps if s.node == node)
+
+
+def price(program: Program, machine: Machine, dtype: str = "float32", optimizer: str = "momentum") -> Price:
+    """Price every step of a program.
+
+    Parameters
+    ----------
+    program : Program
+        As lowered; the same for all ranks.
+    machine : Machine
+        Rates and links.
+    dtype : str
+        The network's type.
+    optimizer : str
+        A key of `SLOTS`.
+    """
+    return Price(tuple(_step(s, program, machine, dtype, optimizer) for s in program.steps))
+
+
+def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer: str) -> StepPrice:
+    match step:
+        case Compute():
+            local = local_extents(step.kernel, program.plan.grid, program.plan[step.node])
+            seconds = float(kernel_seconds(machine, step.kernel, local, dtype))
+            work = float(flops(step.kernel, local))
+            return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
+        case Start():
+            item = item_bytes(program.buffers[step.src].dtype, dtype)
+            seconds, sent, messages = move_price(step.move, item, machine)
+            group = step.move.src.grid.ways(step.move.axes)
+            return StepPrice(step.move.kind, step.node, step.phase, seconds, sent, messages, 0.0, group, step.dst)
+        case Sum():
+            size = local_bytes(program, step.dst, dtype)
+            node = step.dst.split(":")[0]
+            return StepPrice("sum", node, step.phase, machine.copy_seconds(size) * len(step.srcs) / 2, what=step.dst)
+        case Accumulate():
+            size = local_bytes(program, step.grad, dtype)
+            return StepPrice(
+                "sum", step.param.rsplit(".", 1)[0], step.phase, machine.copy_seconds(size), what=step.grad
+            )
+        case Update():
+            size = sum(local_bytes(program, p, dtype) for p in step.params)
+            seconds = machine.copy_seconds(size) * (1.5 + SLOTS[optimizer])
+            return StepPrice("update", "", step.phase, seconds, what="optimizer")
+        case Wait():
+            return StepPrice("none", "", step.phase, 0.0, what=step.dst)
+        case Free():
+            return StepPrice("none", "", "forward", 0.0, what="free")
+
+
+def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
+    """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
+    grid = move.src.grid
+    after = layout_size(move.dst) * item
+    if move.kind == "slice":
+        return machine.copy_seconds(after), 0, 0
+    busiest = traffic(move).busiest
+    sent = busiest.elements * item
+    seconds = float(
+        machine.move_seconds(move.kind, machine.parts(grid, move.axes), float(sent), float(busiest.messages))
+    )
+    if move.kind != "allreduce":  # packing and unpacking
+        seconds += machine.copy_seconds(after)
+    return seconds, sent, busiest.messages
+
+
+def layout_size(layout: Layout) -> int:
+    """Elements of the largest block of a layout."""
+    return prod(longest(d, layout.grid) for d in layout.dims)
+
+
+def local_bytes(program: Program, buffer: str, dtype: str) -> int:
+    """Bytes of a buffer on the rank with the largest block."""
+    b = program.buffers[buffer]
+    return layout_size(b.layout) * item_bytes(b.dtype, dtype)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from math import ceil, log2
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lbpar.config.machine_file import load_machine_file, save_machine_file
+from lbpar.cost.machine import Machine, find_machine, machine_names
+from lbpar.cost.quick import measure
+from lbpar.errors import ConfigError
+from lbpar.layout.grid import Grid
+
+NAMED = ("laptop", "cori-knl", "abci-v100", "lassen", "perlmutter-a100", "frontier-mi250x", "h100-nvl8")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_shipped_machines_load_and_say_where_constants_come_from(name: str) -> None:
+    file = find_machine(name).file
+    assert file.name == name and file.compute.source
+    assert all(level.source for level in file.levels)
+    fast = [level.bandwidth for level in file.levels]
+    assert fast == sorted(fast, reverse=True)
+
+
+def test_the_promised_machines_are_there() -> None:
+    assert {*NAMED, "pase-1080ti", "pase-2080ti", "optcnn-p100"} <= set(machine_names())
+
+
+def test_axes_use_the_fastest_links_that_join_their_ranks() -> None:
+    m, grid = find_machine("perlmutter-a100"), Grid.of(16)  # four devices a node
+    assert [m.level(grid, a) for a in grid.axes] == [0, 0, 1, 1]
+    three = Grid((3, 2))  # a group of three fits in no way into nodes of four
+    assert m.level(three, 0) == 1
+
+
+def test_collectives_of_one_level_follow_the_textbook() -> None:
+    m = find_machine("cori-knl")
+    grid = Grid.of(16)
+    n, p, (level,) = 1e6, 16, m.file.levels
+    parts = m.parts(grid, grid.axes)
+    reduce = n * (p - 1) / p
+    assert m.move_seconds("allreduce", parts, 2 * reduce, 30) == pytest.approx(
+        2 * ceil(log2(p)) * level.alpha + 2 * reduce / level.bandwidth
+    )
+    assert m.move_seconds("allgather", parts, reduce, 15) == pytest.approx(4 * level.alpha + reduce / level.bandwidth)
+    assert m.move_seconds("halo", parts, 1e3, 2) == pytest.approx(2 * level.alpha + 1e3 / level.bandwidth)
+    ring = Machine(m.file.model_copy(update={"latency": "ring"}))
+    assert ring.move_seconds("allreduce", parts, 2 * reduce, 30) == pytest.approx(
+        30 * level.alpha + 2 * reduce / level.bandwidth
+    )
+    tree = Machine(m.file.model_copy(update={"latency": "tree"}))
+    assert tree.move_seconds("allreduce", parts, 2 * reduce, 30) == pytest.approx(
+        4 * (level.alpha + n / level.bandwidth)
+    )
+
+
+def test_a_group_of_two_levels_sends_little_over_the_slow_one() -> None:
+    m, grid = find_machine("perlmutter-a100"), Grid.of(16)
+    n = 1e9
+    seconds = m.move_seconds("allreduce", m.parts(grid, grid.axes), 2 * n * 15 / 16, 30)
+    fast, slow = m.file.levels
+    assert seconds == pytest.approx(2 * n * 0.75 / fast.bandwidth + 2 * n / 4 * 0.75 / slow.bandwidth, rel=1e-2)
+
+
+def test_arrays_and_numbers_give_the_same_seconds() -> None:
+    m, grid = find_machine("abci-v100"), Grid.of(16)
+    sent, messages = np.array([0.0, 1e3, 1e9]), np.array([0, 3, 15])
+    for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall", "halo", "p2p"):
+        many = m.move_seconds(kind, m.parts(grid, (0, 3)), sent, messages)  # type: ignore[arg-type]
+        one = [
+            m.move_seconds(kind, m.parts(grid, (0, 3)), s, k)
+            for s, k in zip(sent.tolist(), messages.tolist(), strict=True)
+        ]  # type: ignore[arg-type]
+        assert many[1:] == pytest.approx(one[1:])
+
+
+def test_measured_tables_win_over_the_model(tmp_path: Path) -> None:
+    file = find_machine("laptop").file
+    row = {"kernel": "conv_forward", "m": 100, "n": 10, "k": 10, "rate": 123.0}
+    path = tmp_path / "m.yaml"
+    save_machine_file(
+        type(file).model_validate({**file.model_dump(), "compute": {**file.compute.model_dump(), "table": [row]}}), path
+    )
+    m = Machine(load_machine_file(path))
+    assert m.rate("conv_forward", 90, 10, 10, "float32") == 123.0
+    assert m.rate("linear_forward", 90, 10, 10, "float32") != 123.0
+
+
+def test_auto_measures_this_machine() -> None:
+    m = measure(1)
+    assert m.file.compute.table and all(r.rate > 1e6 for r in m.file.compute.table)
+    assert find_machine("auto").memory > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("perlmuter-a100", "did you mean 'perlmutter-a100'"),
+        ("gone.yaml", "no such machine file"),
+        ("x", "expected auto, a machine file"),
+    ],
+)
+def test_unknown_machines_are_refused(given: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        find_machine(given)
+
+
+def test_a_mistake_in_a_machine_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("name: x\nlevels: [{name: node, alpha: 1.0e-6, bandwith: 1.0, source: me}]\nmemory: 1GB\n")
+    with pytest.raises(ConfigError, match="did you mean 'bandwidth'"):
+        load_machine_file(path)
