@@ -1,10 +1,10 @@
-"""Start and end a job: which launcher started us, do the ranks reach each other, and does one rank's failure end them all.
+"""Start and end a job: which launcher started us, do the ranks reach each other, does one rank's failure end all.
 
 A command line is ``sys.exit(run_main(main))``, and ``main`` gets its ranks from ``connect()``. Environment:
 
     LBPAR_ALONE=1          this process is a job of its own, whatever launcher variables it inherited
     LBPAR_CHECKED=1        compare every operation over its ranks first (lbpar.transport.checked)
-    LBPAR_HANG_SECONDS=s   show all stacks after s seconds without progress, end the job after 2 s (lbpar.transport.watch)
+    LBPAR_HANG_SECONDS=s   after s seconds without progress show all stacks, after twice that end the job (.watch)
     LBPAR_STACKS=folder    stacks go to a file per rank
 """
 
@@ -39,8 +39,8 @@ AGREE_SECONDS = 2.0
 """How long a failing rank waits to learn whether all ranks failed, before it ends the job by itself."""
 
 # Number of ranks and own rank, most telling first: what an MPI launcher says about this very process comes before what
-# Slurm says about the step that may have started that launcher. SLURM_NTASKS is not here: a batch script sees it too, and a
-# python started there without srun is rightly alone. SLURM_STEP_NUM_TASKS exists only in steps that srun started.
+# Slurm says about the step that may have started that launcher. SLURM_NTASKS is not here: a batch script sees it too,
+# and a python started there without srun is rightly alone. SLURM_STEP_NUM_TASKS exists only in steps of srun.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
@@ -128,8 +128,8 @@ def connect(
     Raises
     ------
     CommError
-        A launcher started single ranks, MPI is missing or broken, the ranks do not run the same lbpar, or their number is
-        not the grid's.
+        A launcher started single ranks, MPI is missing or broken, the ranks do not run the same lbpar, or their number
+        is not the grid's.
     """
     if kind == "auto":
         kind = "mpi" if launched_ranks() is not None or _mpi_runs() else "single"
@@ -206,7 +206,7 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 @contextmanager
 def abort_on_error(transport: Transport) -> Iterator[None]:
-    """Inside this block an exception of one rank prints and ends the whole job. For programs with a main of their own."""
+    """Inside this block an exception of one rank prints and ends the job. For programs with a main of their own."""
     try:
         yield
     except Exception as e:  # noqa: BLE001  whatever it is, the others must not wait for this rank
@@ -321,8 +321,8 @@ def _finish(request: Request, rank: int, seconds: float, what: str) -> Any:
     while not request.test():
         if time.monotonic() > deadline:
             raise CommError(
-                f"self-test: rank {rank} on {platform.node()} waited {seconds:g} s for {what}. The ranks were started, but "
-                "do not all answer: look for a rank that died, a firewall between nodes, or a wrong network interface."
+                f"self-test: rank {rank} on {platform.node()} waited {seconds:g} s for {what}. The ranks were started, "
+                "but do not all answer: look for a rank that died, a firewall between nodes, or a wrong network interface."
             )
         time.sleep(0)
     return request.wait()

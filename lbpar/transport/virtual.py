@@ -8,8 +8,9 @@ Two ways to drive it:
   wait hands over to the next. Ordinary blocking programs run unchanged, the order is always the same, and a
   deadlock is an error that names the ranks, not a hang.
 
-Both check more than MPI does: members must agree on operation, tag, dtype, reduction and counts, and no one may touch a buffer
-between start and wait. Sums are formed in rank order. Bytes are counted from the pieces copied between ranks, not from a formula.
+Both check more than MPI does: members must agree on operation, tag, dtype, reduction and counts, and no one may touch
+a buffer between start and wait. Sums are formed in rank order. Bytes are counted from the pieces copied between ranks,
+not from a formula.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find out why a job stands still.
 
-``Watch`` is told when a rank starts and ends to wait. If nothing happens for a given time, it writes where the rank is and the
-stacks of all its threads to standard error; if nothing happens for as long again, it ends the job. All ranks of a job that
-hangs do so at about the same time, so the dumps together show who waits for whom.
+``Watch`` is told when a rank starts and ends to wait. If nothing happens for a given time, it writes where the rank is
+and the stacks of all its threads to standard error; if nothing happens for as long again, it ends the job. All ranks of
+a job that hangs do so at about the same time, so the dumps together show who waits for whom.
 
 ``kill -USR1`` on a rank, or on ``mpirun``, which passes it on, shows the stacks at any time.
 """
