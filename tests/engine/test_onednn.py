@@ -10,6 +10,7 @@ import pytest
 
 from lbpar.engine._dnnl import library
 from lbpar.engine._dnnl.memory import SMALL as POOLED
+from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import LocalWindow
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
@@ -177,6 +178,19 @@ def test_output_memory_is_reused_only_when_unreferenced(engine):
     assert engine.empty(shape).ctypes.data == where
     engine.pool.release()
     assert engine.pool.free_bytes() == 0
+
+
+def test_pool_gives_near_sizes_the_same_block_and_keeps_to_its_limit():
+    pool = Pool(limit=10 << 20)
+    a = pool.empty((1 << 20,), np.float32)
+    where = a.ctypes.data
+    del a
+    b = pool.empty((1000, 1000), np.float32)
+    assert b.ctypes.data == where
+    del b
+    c = pool.empty((2 << 20,), np.float32)  # 8 MB: with the free 4 MB that would be 12
+    assert pool.held == c.nbytes
+    assert pool.free_bytes() == 0
 
 
 def test_kernels_read_and_write_numpy_memory_in_place(engine, rng):

@@ -18,6 +18,8 @@ from lbpar.engine._dnnl.library import aligned
 SMALL = 1 << 16
 """Bytes below which an array is simply allocated: the C library recycles those itself."""
 
+_PAGE = 4096
+
 
 class _Lease:
     """Owner of one array's memory; gives it back when the last array over it goes away."""
@@ -38,24 +40,52 @@ class _Lease:
 
 
 class Pool:
-    """Free blocks by size. Sizes are rounded up to steps of at most one eighth, so near sizes share blocks."""
+    """Free blocks by size. A request takes a block of its own size, or one up to an eighth larger.
 
-    def __init__(self) -> None:
+    Attributes
+    ----------
+    limit : int or None
+        Bytes, in use and free together, beyond which free blocks go back to the operating system before a new one is
+        made. None: all blocks are kept, so each size holds what its own peak needed.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.held = 0
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Uninitialised C-contiguous array, aligned to 64 bytes; memory returns here when it and all its views are gone."""
+        """Uninitialised C-contiguous array, aligned to 64 bytes; its memory returns here when it and all its views are gone."""
         dtype, shape = np.dtype(dtype), tuple(shape)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
-            return aligned(nbytes)[:nbytes].view(dtype).reshape(shape)
-        step = 1 << max(nbytes.bit_length() - 4, 12)
-        size = -(-nbytes // step) * step
+            return aligned(nbytes).view(dtype).reshape(shape)
+        size = -(-nbytes // _PAGE) * _PAGE
         try:
             raw = self._free[size].pop()
         except (KeyError, IndexError):
-            raw = aligned(size)
+            raw = self._near(size)
         return np.asarray(_Lease(self, raw, shape, dtype))
+
+    def _near(self, size: int) -> npt.NDArray[np.uint8]:
+        """A somewhat larger free block, or a new one."""
+        for near in sorted(n for n, blocks in self._free.items() if blocks and size <= n <= size + size // 8):
+            try:
+                return self._free[near].pop()
+            except IndexError:  # another thread took it
+                continue
+        if self.limit is not None and self.held + size > self.limit:
+            self._drop(self.held + size - self.limit)
+        self.held += size
+        return aligned(size)
+
+    def _drop(self, nbytes: int) -> None:
+        for size in sorted(self._free, reverse=True):
+            blocks = self._free[size]
+            while blocks and nbytes > 0:
+                blocks.pop()
+                nbytes -= size
+                self.held -= size
 
     def put(self, raw: npt.NDArray[np.uint8]) -> None:
         """Take back a block."""
@@ -67,4 +97,4 @@ class Pool:
 
     def release(self) -> None:
         """Give all free blocks back to the operating system."""
-        self._free.clear()
+        self._drop(self.held + 1)
