@@ -322,7 +322,7 @@ def _finish(request: Request, rank: int, seconds: float, what: str) -> Any:
         if time.monotonic() > deadline:
             raise CommError(
                 f"self-test: rank {rank} on {platform.node()} waited {seconds:g} s for {what}. The ranks were started, "
-                "but do not all answer: look for a rank that died, a firewall between nodes, or a wrong network interface."
+                "but do not all answer: look for a rank that died, a firewall between nodes, a wrong network interface."
             )
         time.sleep(0)
     return request.wait()

@@ -112,7 +112,7 @@ def test_counted_pieces_equal_the_formulas(draw: Any) -> None:
 
 
 def test_counts_by_hand() -> None:
-    """Allreduce of 5 on 3 ranks: blocks 2, 2, 1. Rank 0 sends 3 elements away, then its 2 twice; rank 2 sends 4 and 2."""
+    """Allreduce of 5 on 3 ranks: blocks 2, 2, 1. Rank 0 sends 3 away, then its 2 twice; rank 2 sends 4 and 2."""
     world = VirtualWorld(Grid((3,)))
     world.run(lambda t: t.allreduce(np.ones(5, "float32"), (0,), tag="dw").wait())
     sent = [t.counter.items()[("allreduce", "dw")] for t in world.transports]
