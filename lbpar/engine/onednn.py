@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lbpar.engine._dnnl import cdef, conv, pool, rows
 from lbpar.engine._dnnl.library import Context, Refused, load
 from lbpar.engine._dnnl.memory import Pool
-from lbpar.engine.base import Array, Float64Array, LocalWindow, Window
+from lbpar.engine.base import Array, Float64Array, Index, LocalWindow, Window
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
 
@@ -494,6 +494,14 @@ class OneDnnEngine(NumpyEngine):
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
         return self.pool.empty(shape, self.dtype if dtype is None else dtype)
+
+    def pack(self, a: Array, index: Index) -> Array:
+        if not all(isinstance(i, slice) for i in index):
+            return super().pack(a, index)
+        part = a[tuple(index)]
+        out = self.pool.empty(part.shape, a.dtype)
+        np.copyto(out, part)
+        return out
 
 
 def is_float32(*arrays: Array) -> bool:
