@@ -78,7 +78,8 @@ def _reduce(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
     todo = set(cur.partial) - set(dst.partial)
     if not todo:
         return cur
-    dims, scattered = list(cur.dims), []
+    dims = list(cur.dims)
+    scattered: list[int] = []
     for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
         new = tuple(a for a in d.all_axes if a in todo)
         if new and len(d.factors) == 1 and len(c.factors) == 1:

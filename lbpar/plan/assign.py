@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from lbpar.errors import PlanError
 from lbpar.layout.grid import Axes, Grid
@@ -15,7 +16,7 @@ from lbpar.layout.grid import Axes, Grid
 SLOW, FAST = ("N", "D", "H", "W"), ("F", "C", "G")
 
 
-def assign(name: str, wanted: Mapping[str, int | Sequence[int]], grid: Grid) -> dict[str, Axes]:
+def assign(name: str, wanted: Mapping[Any, int | Sequence[int]], grid: Grid) -> dict[str, Axes]:
     """Axes for each loop of layer ``name``.
 
     Parameters

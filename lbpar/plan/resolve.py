@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
@@ -50,7 +51,7 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     return plan
 
 
-def _given(layers: Mapping[str, Mapping[str, int | Sequence[int]]], graph: Graph, grid: Grid) -> dict[str, OpGrid]:
+def _given(layers: Mapping[str, Mapping[Any, int | Sequence[int]]], graph: Graph, grid: Grid) -> dict[str, OpGrid]:
     out: dict[str, OpGrid] = {}
     for name, ways in layers.items():
         check_layer(name, graph)
