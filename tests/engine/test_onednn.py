@@ -381,3 +381,19 @@ def test_bfloat16_arithmetic_on_float32_arrays(rng):
     )
     y = engine.conv_forward(x + np.float32(1 / 512), w, None, win, 1, (9, 9))
     assert not np.array_equal(y, OneDnnEngine(threads=1).conv_forward(x + np.float32(1 / 512), w, None, win, 1, (9, 9)))
+
+
+def test_two_threads_give_what_one_gives(engine, rng):
+    two = FusedOneDnnEngine(np.float32, threads=2)
+    x, w, dy = array(rng, 3, 24, 24, 24), array(rng, 16, 3, 3, 24), array(rng, 3, 24, 24, 16)
+    win, shift = (LocalWindow(3, pad=1),) * 2, np.zeros(24)
+    for op in (
+        lambda e: e.conv_forward(x, w, None, win, 1, (24, 24)),
+        lambda e: e.conv_backward_data(dy, w, win, 1, (24, 24)),
+        lambda e: e.conv_backward_weights(x, dy, win, 1),
+        lambda e: e.norm_sums(x, shift),
+        lambda e: e.norm_backward_sums(x, x, shift, shift + 1),
+        lambda e: e.bias_backward(x),
+        lambda e: e.relu_forward(x),
+    ):
+        close(op(two), op(engine))
