@@ -30,6 +30,7 @@ def lower(
     overlap: bool = True,
     gradients: Gradients = "reduce",
     fused: bool = True,
+    bucket_bytes: int = 0,
 ) -> Program:
     """Make the program of one step.
 
@@ -54,6 +55,8 @@ def lower(
         adds the parts held, sums them over the ranks once, and updates. "reduce" is a step of one micro-batch.
     fused : bool
         Fuse neighbouring kernels (`lbpar.program.fuse`).
+    bucket_bytes : int
+        Merge gradient allreduces over the same axes until so many bytes (of float32) are together; 0 merges none.
     """
     plan.check(graph, batch)
     low = _Lowering(graph, plan, batch, training, gradients)
@@ -62,7 +65,7 @@ def lower(
         low.backward(input_grad)
         low.update()
     program = low.program()
-    return finish(fuse(program) if fused else program, keep=keep, overlap=overlap)
+    return finish(fuse(program) if fused else program, keep=keep, overlap=overlap, bucket_bytes=bucket_bytes)
 
 
 @dataclass

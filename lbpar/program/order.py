@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from lbpar.program.steps import Free, Program, Start, Step, Wait, reads, writes
+from lbpar.program.steps import Free, Program, Start, StartMany, Step, Update, Wait, reads, writes
 
 
-def finish(program: Program, *, keep: bool, overlap: bool) -> Program:
+def finish(program: Program, *, keep: bool, overlap: bool, bucket_bytes: int = 0) -> Program:
     """Order the steps of a freshly lowered program and insert frees."""
-    steps = _sink_waits(_hoist_starts(list(program.steps))) if overlap else list(program.steps)
+    steps = list(program.steps)
+    if overlap:
+        steps = _sink_waits(_merge_gradients(_hoist_starts(steps), bucket_bytes))
     steps = _donate(steps, program, keep)
     if not keep:
         steps = _free(steps, program)
@@ -28,13 +31,52 @@ def _hoist_starts(steps: list[Step]) -> list[Step]:
             before = out[at - 1]
             if (
                 step.src in writes(before)
-                or isinstance(before, (Start, Wait))
+                or isinstance(before, (Start, StartMany, Wait))
                 or getattr(before, "phase", None) != step.phase
             ):
                 break
             at -= 1
         out.insert(at, step)
     return out
+
+
+def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
+    """Merge allreduces that only the update waits for, over the same axes, into messages of about ``limit`` bytes.
+
+    A message starts when the last of its arrays is ready. Sizes are judged by global extents, so that all ranks merge alike.
+    """
+    if limit <= 0:
+        return steps
+    last = {b for s in steps if isinstance(s, Update) for b in s.grads}
+    open_buckets: dict[tuple[object, ...], list[Start]] = {}
+    out: list[Step] = []
+
+    def close(key: tuple[object, ...]) -> None:
+        starts = tuple(open_buckets.pop(key))
+        out.append(StartMany(starts, starts[0].phase) if len(starts) > 1 else starts[0])
+        out.extend(Wait(s.dst, s.phase) for s in starts)
+
+    waits_moved: set[str] = set()
+    for step in steps:
+        if isinstance(step, Start) and step.move.kind == "allreduce" and step.dst in last:
+            key = (step.move.axes, step.move.src.reduce)
+            open_buckets.setdefault(key, []).append(step)
+            waits_moved.add(step.dst)
+            if sum(_bytes(s) for s in open_buckets[key]) >= limit:
+                close(key)
+            continue
+        if isinstance(step, Wait) and step.dst in waits_moved:
+            continue
+        if getattr(step, "phase", None) == "update":
+            for key in list(open_buckets):
+                close(key)
+        out.append(step)
+    return out
+
+
+def _bytes(start: Start) -> int:
+    layout = start.move.src
+    return 4 * prod(layout.shape) // layout.grid.ways(layout.shard_axes)
 
 
 def _sink_waits(steps: list[Step]) -> list[Step]:
@@ -60,6 +102,8 @@ def _last_use(steps: list[Step]) -> dict[str, int]:
             last[name] = i
         if isinstance(step, Start):
             source[step.dst] = step.src
+        elif isinstance(step, StartMany):
+            source.update({s.dst: s.src for s in step.starts})
         elif isinstance(step, Wait):
             last[source[step.dst]] = i  # the array must live until its move is done
     return last

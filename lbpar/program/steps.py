@@ -42,6 +42,19 @@ class Start:
 
 
 @dataclass(frozen=True)
+class StartMany:
+    """Start several allreduces over the same axes as one message. Each has its own wait."""
+
+    starts: tuple[Start, ...]
+    phase: Phase
+
+    @property
+    def tag(self) -> str:
+        """Name under which a transport counts it."""
+        return f"{self.starts[0].dst} +{len(self.starts) - 1}"
+
+
+@dataclass(frozen=True)
 class Wait:
     """Wait for the move into ``dst``."""
 
@@ -87,7 +100,7 @@ class Free:
     buffers: tuple[str, ...]
 
 
-Step = Compute | Start | Wait | Sum | Accumulate | Update | Free
+Step = Compute | Start | StartMany | Wait | Sum | Accumulate | Update | Free
 
 
 @dataclass(frozen=True)
@@ -133,7 +146,10 @@ class Program:
     @property
     def moves(self) -> tuple[Start, ...]:
         """All communication (and local slices), in order."""
-        return tuple(s for s in self.steps if isinstance(s, Start))
+        out: list[Start] = []
+        for step in self.steps:
+            out += step.starts if isinstance(step, StartMany) else (step,) if isinstance(step, Start) else ()
+        return tuple(out)
 
 
 def reads(step: Step) -> tuple[str, ...]:
@@ -142,6 +158,8 @@ def reads(step: Step) -> tuple[str, ...]:
         return step.reads
     if isinstance(step, Start):
         return (step.src,)
+    if isinstance(step, StartMany):
+        return tuple(s.src for s in step.starts)
     if isinstance(step, Sum):
         return step.srcs
     if isinstance(step, Accumulate):

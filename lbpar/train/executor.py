@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from lbpar.engine.base import Engine
-from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, Step, Sum, Update, Wait
+from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.train.kernels import Bound, Call, Context, bind
 from lbpar.train.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
@@ -92,6 +92,8 @@ class Executor:
                 return "compute", lambda: self._compute(step, call)
             case Start():
                 return step.move.kind, lambda: self._start(step)
+            case StartMany():
+                return "allreduce", lambda: self._start_many(step)
             case Wait():
                 return self._kinds[step.dst], lambda: self._wait(step)
             case Sum():
@@ -112,6 +114,12 @@ class Executor:
     def _start(self, step: Start) -> None:
         array = self.arrays[step.src]
         self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
+
+    def _start_many(self, step: StartMany) -> None:
+        arrays = [self.arrays[s.src] for s in step.starts]
+        finishes = self._transfers.allreduce_many(step.starts[0].move, arrays, step.tag)
+        for start, finish in zip(step.starts, finishes, strict=True):
+            self._pending[start.dst] = finish
 
     def _wait(self, step: Wait) -> None:
         finish = self._pending.pop(step.dst)

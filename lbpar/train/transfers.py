@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,19 @@ class Transfers:
         ``donate`` allows the array's memory to be overwritten.
         """
         return getattr(self, f"_{move.kind}")(move, array, donate, tag)
+
+    def allreduce_many(self, move: Move, arrays: Sequence[Array], tag: str) -> list[Finish]:
+        """Allreduce several arrays of one type over the axes of ``move`` in one message; a finish for each."""
+        request = self.transport.allreduce(
+            np.concatenate([a.reshape(-1) for a in arrays]), move.axes, move.src.reduce, tag
+        )
+        finishes: list[Finish] = []
+        offset = 0
+        for array in arrays:
+            part = slice(offset, offset + array.size)
+            finishes.append(lambda part=part, shape=array.shape: request.wait()[part].reshape(shape))  # type: ignore[misc]
+            offset += array.size
+        return finishes
 
     def _slice(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
