@@ -9,6 +9,7 @@ from typing import Any
 from lbpar.engine.base import Engine
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.train.kernels import Bound, Call, Context, bind
+from lbpar.train.trace import Tracer
 from lbpar.train.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
 
@@ -40,6 +41,8 @@ class Executor:
         ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
     seconds : dict
         Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
+    tracer : Tracer, optional
+        Gets every step's times.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Executor:
         self.on_update: UpdateRule | None = None
         self.arrays: dict[str, Array] = {}
         self.seconds: dict[str, float] = {}
+        self.tracer: Tracer | None = None
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
@@ -71,7 +75,27 @@ class Executor:
         kind, call = self._runs[index]
         start = perf_counter()
         call()
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + perf_counter() - start
+        end = perf_counter()
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + end - start
+        if self.tracer is not None:
+            self._trace(self.tracer, self.program.steps[index], kind, start, end)
+
+    def _trace(self, tracer: Tracer, step: Step, kind: str, start: float, end: float) -> None:
+        match step:
+            case Compute():
+                tracer.step(f"{step.node} {step.kernel.name}", step.phase, start, end)
+            case Start():
+                tracer.step(f"start {step.dst}", kind, start, end)
+                tracer.open(step.dst, kind, start)
+            case StartMany():
+                tracer.step(f"start {step.tag}", kind, start, end)
+                for s in step.starts:
+                    tracer.open(s.dst, kind, start)
+            case Wait():
+                tracer.step(f"wait {step.dst}", kind, start, end)
+                tracer.close(step.dst, end)
+            case Sum() | Accumulate() | Update():
+                tracer.step(kind, step.phase, start, end)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
