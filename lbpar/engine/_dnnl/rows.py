@@ -16,7 +16,7 @@ from lbpar.engine._dnnl import cdef
 from lbpar.engine._dnnl.library import Context, Primitive
 from lbpar.engine.base import Array, Float64Array
 
-TILE_BYTES = 1 << 19
+TILE_BYTES = 1 << 20
 """Bytes of one operand of a tile, per thread: a few operands fit a core's second-level cache."""
 
 SMALL_TILE_BYTES = 1 << 16
