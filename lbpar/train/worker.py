@@ -20,6 +20,8 @@ from lbpar.train.kernels import Context
 from lbpar.transport.base import Transport
 
 Array = Any
+# NumPy's warnings of overflow and NaN: whether the loss is finite is looked at in every step.
+QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
 Mode = Literal["reduce", "hold", "release", "evaluate"]
 
 
@@ -80,6 +82,8 @@ class Worker:
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}
         self._held: dict[str, Array] = {}
+        self._statistics: dict[str, Array] = {}  # as they were before the last step
+        self.params = self.graph.params()
 
     def executor(self, samples: int, mode: Mode = "reduce") -> Executor:
         """The executor of steps of ``samples`` samples; made once per number and mode."""
@@ -89,7 +93,7 @@ class Worker:
             if not self.state:
                 self.layouts = dict(program.params)
                 rank, dtype = self.transport.rank, self.engine.dtype
-                self.state.update(initial_state(self.graph.params(), self.layouts, rank, self.seed, dtype))
+                self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype))
             self._executors[key] = Executor(program, self.engine, self.transport, self.state, self._held)
         return self._executors[key]
 
@@ -117,7 +121,10 @@ class Worker:
         """
         executor = self.executor(samples, mode)
         executor.context = context or Context(self.seed)
-        results = executor.run(feeds)
+        if mode != "evaluate":
+            self._statistics = {n: self.state[n].copy() for n, p in self.params.items() if p.kind == "statistic"}
+        with np.errstate(**QUIET):
+            results = executor.run(feeds)
         return self._result(executor, results, samples)
 
     def _result(self, executor: Executor, results: Mapping[str, Array], samples: int) -> StepResult:
@@ -140,14 +147,16 @@ class Worker:
     def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
         """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.
 
-        Collective over all ranks; runs the forward pass again. Running statistics and weights stay as they are.
+        Collective over all ranks; runs the forward pass of the last step again, with the running statistics of before it.
         """
         program = lower(self.graph, self.plan, samples, keep=True, training=True)
         steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
-        forward = Program(self.graph, self.plan, samples, steps, program.buffers, program.feeds, program.params)
-        executor = Executor(forward, self.engine, self.transport, self.state)
+        executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
+        for name, array in self._statistics.items():
+            self.state[name][...] = array
         executor.context = context
-        executor.run(feeds)
+        with np.errstate(**QUIET):
+            executor.run(feeds)
         mine = next((n for n in self._order() if not self._finite(n, executor, feeds)), None)
         places = [self._order().index(n) for n in self.transport.allgather_obj(mine) if n is not None]
         return self._order()[min(places)] if places else None

@@ -1,0 +1,229 @@
+"""Training gives the same run on one rank and on any number of virtual ranks with any plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lbpar.data.sampler import Sampler
+from lbpar.errors import ConfigError, TrainingError
+from lbpar.train.setup import build_dataset, build_graph
+from lbpar.train.totals import Totals
+from lbpar.train.worker import StepResult
+from tests.util.training import PLANS, SMALL, assert_same, run_file, train
+
+MIXED = PLANS["mixed 4"][1]
+
+UNET = """
+model: {name: unet2d, classes: 3, input: [8, 8, 1], width: 0.03, depth: 1}
+data: {train: synthetic, test: synthetic, samples: 5}
+train: {batch: 2, epochs: 2, optimizer: {name: adam, lr: 0.01}}
+engine: {name: numpy, dtype: float64, threads: 1}
+"""
+COSMOFLOW = """
+model: {name: cosmoflow, input: [32, 32, 32, 1], width: 0.1}
+data: {train: synthetic, samples: 3}
+train: {batch: 2, epochs: 1, loss: mse, optimizer: {name: sgd, lr: 0.001}}
+engine: {name: numpy, dtype: float64, threads: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return train(run_file())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_any_plan_gives_the_same_run(name, serial):
+    procs, plan = PLANS[name]
+    assert_same(train(run_file(plan), procs), serial)
+
+
+def test_the_run_learns_and_counts(serial):
+    first, *_, last = serial.records
+    assert [r["step"] for r in serial.records] == [3, 6, 9]
+    assert last["loss"] < first["loss"]
+    assert last["accuracy"] > first["accuracy"]
+    assert all(0 <= r["test_accuracy"] <= r["test_top5"] <= 1 for r in serial.records)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "{name: sgd, lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.01}",
+        "{name: adam, lr: 0.01, weight_decay: 0.01}",
+        "{name: adamw, lr: 0.01, weight_decay: 0.1}",
+        "{name: lars, lr: 0.5, momentum: 0.9, weight_decay: 0.01}",
+        "{name: lamb, lr: 0.01, weight_decay: 0.01}",
+    ],
+)
+def test_optimizers_clipping_and_smoothing_do_not_see_the_grid(options):
+    changes = [f"train.optimizer={options}", "train.clip_norm=0.5", "train.label_smoothing=0.1", "train.epochs=2"]
+    assert_same(train(run_file([*changes, *MIXED]), 4), train(run_file(changes)))
+
+
+def test_clipping_and_smoothing_matter(serial):
+    for change in ("train.clip_norm=0.01", "train.label_smoothing=0.1", "train.seed=4", "train.no_decay=[]"):
+        assert train(run_file([change, "train.epochs=1"])).records[0] != serial.records[0], change
+
+
+WITHOUT_STATISTICS = (
+    SMALL.replace("    - {op: norm}\n", "")
+    .replace("    - {op: norm, name: norm1}\n", "")
+    .replace("rate: 0.2", "rate: 0")
+)
+
+
+@pytest.mark.parametrize(("procs", "plan"), [(1, []), PLANS["mixed 4"]], ids=["serial", "mixed"])
+def test_accumulating_gradients_is_a_larger_batch(procs, plan):
+    big = train(run_file(text=WITHOUT_STATISTICS))
+    small = train(run_file(["train.batch=4", "train.accumulate=2", *plan], WITHOUT_STATISTICS), procs)
+    assert_same(small, big)
+
+
+def test_accumulating_with_statistics_and_dropout_does_not_see_the_grid():
+    changes = [
+        "train.batch=3",
+        "train.accumulate=3",
+        "train.epochs=2",
+    ]  # batches of 3 and a last one of 1, in groups of 3, 3, 2
+    alone = train(run_file(changes))
+    assert [r["step"] for r in alone.records] == [3, 6]
+    assert_same(train(run_file([*changes, *MIXED]), 4), alone)
+
+
+def test_a_batch_smaller_than_its_ways():
+    changes = ["train.batch=2", "train.epochs=1"]
+    assert_same(train(run_file([*changes, "parallel.strategy=data"]), 5), train(run_file(changes)))
+
+
+def test_a_batch_larger_than_the_data():
+    ran = train(run_file(["train.batch=100", "train.epochs=2", "parallel.strategy=data"]), 2)
+    assert [r["step"] for r in ran.records] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change", ["data.augment={flip: [W], crop_pad: 1}", "data.drop_last=true", "data.shuffle=false"]
+)
+def test_ways_to_read_the_data_do_not_see_the_grid(change):
+    changes = [change, "train.epochs=2"]
+    alone = train(run_file(changes))
+    assert_same(train(run_file([*changes, *MIXED]), 4), alone)
+    assert alone.records[0] != train(run_file(["train.epochs=2"])).records[0]
+
+
+def test_max_steps_ends_training_and_evaluates():
+    ran = train(run_file(["train.max_steps=4", "train.evaluate.every_epochs=10"]))
+    assert [r["step"] for r in ran.records] == [3, 4]
+    assert "test_loss" not in ran.records[0]
+    assert "test_loss" in ran.records[1]
+
+
+def test_the_schedule_counts_updates():
+    rates = []
+    config = run_file(
+        ["train.schedule={name: step, every: 1, gamma: 0.1}", "train.accumulate=2", "train.batch=4"]
+    )
+
+    def job(trainer):
+        while not trainer.done:
+            trainer.train_epoch(lambda result, lr: rates.append(lr))
+        return []
+
+    train(config, job=job)
+    np.testing.assert_allclose(rates, np.repeat([0.05, 0.005, 0.0005], 6))
+
+
+def test_early_stop():
+    stop = ["train.epochs=30", "train.optimizer.lr=1e-9"]
+    ran = train(run_file([*stop, "train.early_stop={patience: 2, metric: test_loss, min_delta: 0.5}"]))
+    assert len(ran.records) == 3
+    with pytest.raises(ConfigError, match="needs test data"):
+        train(run_file(["data.test=null", "train.early_stop={patience: 2}"]))
+    with pytest.raises(ConfigError, match="accuracy is not measured with loss mse; watch test_loss"):
+        train(run_file(["data.test=synthetic", "train.early_stop={patience: 2, metric: test_accuracy}"], COSMOFLOW))
+
+
+def test_evaluation_against_plain_numpy():
+    text = """
+    model: {input: [2, 2, 1], layers: [{op: flatten}, {op: linear, features: 9, name: fc}]}
+    data: {train: synthetic, test: synthetic, samples: 11}
+    train: {batch: 4, epochs: 1, seed: 5}
+    engine: {name: numpy, dtype: float64}
+    """
+    config = run_file(["parallel.strategy=filter"], text)
+    ran = train(config, 2, job=lambda t: [t.train_epoch()])
+    data = build_dataset(config, build_graph(config), "test", "float64")
+    x, y = data.read(np.arange(11)), data.read_targets(np.arange(11))
+    z = x.reshape(11, -1) @ ran.tensors["fc.weight"].T + ran.tensors["fc.bias"]
+    order = np.argsort(-z, axis=1)
+    record = ran.records[0]
+    assert record["test_accuracy"] == np.mean(order[:, 0] == y)
+    assert record["test_top5"] == np.mean((order[:, :5] == y[:, None]).any(1))
+    losses = np.log(np.exp(z).sum(1)) - z[np.arange(11), y]
+    np.testing.assert_allclose(record["test_loss"], losses.mean(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        (UNET, "parallel={strategy: spatial}"),
+        (UNET, "parallel={strategy: data, layers: {loss: {F: 2, H: 2}}}"),
+        (UNET.replace("optimizer", "loss: dice, optimizer"), "parallel={strategy: filter}"),
+        (COSMOFLOW, "parallel={strategy: spatial}"),
+    ],
+    ids=["per-voxel spatial", "per-voxel split classes", "dice filter", "3-D mse"],
+)
+def test_dense_and_volumetric_networks(text, plan):
+    alone = train(run_file(text=text))
+    assert ("accuracy" in alone.records[0]) == ("unet" in text)
+    assert_same(train(run_file([plan], text), 4), alone, rtol=1e-8)
+
+
+class Spoilt:
+    """Synthetic samples, one of them not a number."""
+
+    def __init__(self, inner, bad):
+        self._inner, self._bad = inner, bad
+
+    def __len__(self):
+        return len(self._inner)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def read(self, samples, box=None):
+        x = self._inner.read(samples, box)
+        x[samples == self._bad] = np.nan
+        return x
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_a_loss_that_is_not_finite_names_step_and_layer(procs):
+    def job(trainer):
+        def spoil(result, lr):
+            trainer.worker.state["conv2.weight"][:1] = np.inf  # empty on some ranks
+
+        return [trainer.train_epoch(spoil)]
+
+    with pytest.raises(TrainingError, match=r"step 2: the loss is nan.* layer 'conv2' is the first that is not"):
+        train(run_file(MIXED if procs == 4 else []), procs, job)
+    with pytest.raises(TrainingError, match=r"step 2: the loss is (nan|inf).* layer '\w+' is the first that is not"):
+        train(run_file(["train.optimizer.lr=1e200", *(MIXED if procs == 4 else [])]), procs)
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_bad_samples_are_told_from_bad_training(procs):
+    config = run_file(MIXED if procs == 4 else [])
+    good = build_dataset(config, build_graph(config), "train", "float64")
+    bad = int(Sampler(22, 8, 3).order(0)[12])  # in the second batch
+    with pytest.raises(TrainingError, match=r"step 2: the loss is nan.*data of this batch are not finite.*bad samples"):
+        train(config, procs, dataset=Spoilt(good, bad))
+
+
+def test_totals_weigh_by_samples():
+    totals = Totals()
+    totals.add(StepResult(1.0, 3, 6, 3.0, 6.0))
+    totals.add(StepResult(5.0, 1, 2, 0.0, 1.0))
+    assert totals.record("test_") == {"test_loss": 2.0, "test_accuracy": 3 / 8, "test_top5": 7 / 8}
+    assert Totals().record() == {"loss": 0.0}
