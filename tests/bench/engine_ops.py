@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=["cpu", "wall"], default="wall")
     parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--only", default="", help="ops whose name contains this")
     parser.add_argument("--shapes", action="store_true", help="a row per shape, not only the sums per op")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -253,6 +254,8 @@ def main() -> None:
         print("| op | shape | times | lbpar | PyTorch | ratio |\n|" + " --- |" * 6)
     for layer, times in Counter(MODELS[args.model]()).items():
         for name, pair in makers[type(layer)](engine, layer, args.batch, rng).items():
+            if args.only not in name:
+                continue
             ours, theirs = (1e3 * t for t in measure(pair, args.repeats, clock))
             total = totals.setdefault(name, [0.0, 0.0])
             total[0] += times * ours
