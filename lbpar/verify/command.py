@@ -6,20 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
-from typing import Any
 
-from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.config.run_file import load_run_file
 from lbpar.errors import ConfigError
-from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import resolve_plan
-from lbpar.program.plan import Plan
-from lbpar.train.optim.make import make_optimizer
 from lbpar.train.progress import print_table
-from lbpar.train.setup import build_engine, build_graph, connect_to
+from lbpar.train.setup import build_graph
 from lbpar.transport.launch import connect
-from lbpar.verify.compare import Parity, Reference, verify_mpi, verify_virtual
-from lbpar.verify.plans import random_plan
+from lbpar.verify.run import TOLERANCE, Verification, named_plans, verify_plans
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--engine", choices=("numpy", "onednn", "auto"), default="numpy", help="kernels; the reference is numpy"
     )
-    p.add_argument("--tolerance", type=float, default=1e-10, help="largest relative difference that passes")
+    p.add_argument("--tolerance", type=float, default=TOLERANCE, help="largest relative difference that passes")
     p.add_argument("--json", metavar="FILE", help='write {"worst", "tensors", "bytes", "plans"}')
     return p
 
@@ -57,61 +51,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--procs: got {args.procs}, but {transport.size} ranks were started; leave it out under mpirun."
         )
     procs = transport.size if real else args.procs or config.parallel.procs or 4
-    plans = _plans(args, config, graph, batch, procs)
-    engine = build_engine(config.engine.model_copy(update={"name": args.engine}), "float64")
-    kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
-    reference = Reference(
-        graph,
-        batch,
-        engine,
-        args.seed,
-        lambda: make_optimizer(config.train.optimizer, kinds, config.train.no_decay),
-        config.train.optimizer.lr,
-    )
-    rows, tensors, sent = [], {}, {}  # type: ignore[var-annotated]
-    for name, plan in plans:
-        if real:
-            transport = connect_to(plan.grid, transport)
-            parity = verify_mpi(reference, plan, transport)
-        else:
-            parity = verify_virtual(reference, plan)
-        rows.append(_row(name, parity))
-        for tensor, difference in parity.tensors.items():
-            tensors[tensor] = max(tensors.get(tensor, 0.0), difference)
-        sent[name] = parity.sent
-    worst = max(row["worst"] for row in rows)
-    if transport.rank == 0:
-        _report(args, rows, tensors, sent, worst, procs, real)
-    transport.close()
-    return 0 if worst <= args.tolerance else 1
-
-
-def _plans(args: argparse.Namespace, config: RunConfig, graph: Graph, batch: int, procs: int) -> list[tuple[str, Plan]]:
     parallel = config.parallel
     if args.plan is not None:
         parallel = parallel.model_copy(update={"strategy": args.plan, "layers": {}})
-    name = args.plan or parallel.strategy
-    plans = [(name, resolve_plan(parallel, graph, batch, procs))]
-    random = Random(args.seed)
-    return plans + [(f"random {i + 1}", random_plan(graph, batch, procs, random)) for i in range(args.random_plans)]
+    plan = resolve_plan(parallel, graph, batch, procs)
+    plans = named_plans(args.plan or parallel.strategy, plan, graph, batch, args.random_plans, args.seed)
+    result, transport = verify_plans(config, graph, plans, batch, args.engine, args.seed, transport)
+    if transport.rank == 0:
+        _report(args, result)
+    transport.close()
+    return 0 if result.equal(args.tolerance) else 1
 
 
-def _row(name: str, parity: Parity) -> dict[str, Any]:
-    where = max(parity.tensors, key=lambda t: parity.tensors[t], default="")
-    total = sum(parity.sent.values())
-    return {"plan": name, "worst": parity.worst, "tensor": where, "tensors": len(parity.tensors), "bytes sent": total}
-
-
-def _report(args: Any, rows: Any, tensors: Any, sent: Any, worst: float, procs: int, real: bool) -> None:
-    kind = "ranks" if real else "simulated ranks"
-    print_table(rows, title=f"{procs} {kind} against one, float64, relative differences")
-    verdict = "equal" if worst <= args.tolerance else "DIFFERENT"
-    print(f"{verdict}: worst {worst:.3g}, tolerance {args.tolerance:g}; counted bytes equal the programs'", flush=True)
+def _report(args: argparse.Namespace, result: Verification) -> None:
+    kind = "simulated ranks" if result.simulated else "ranks"
+    print_table(result.rows(), title=f"{result.procs} {kind} against one, float64, relative differences")
+    verdict = "equal" if result.equal(args.tolerance) else "DIFFERENT"
+    print(
+        f"{verdict}: worst {result.worst:.3g}, tolerance {args.tolerance:g}; counted bytes equal the programs'",
+        flush=True,
+    )
     if args.json:
+        sent = [parity.sent for parity in result.plans.values()]
         plans = [
-            {"name": r["plan"], "worst": r["worst"], "tensor": r["tensor"], "bytes": sent[r["plan"]]} for r in rows
+            {"name": r["plan"], "worst": r["worst"], "tensor": r["tensor"], "bytes": s}
+            for r, s in zip(result.rows(), sent, strict=True)
         ]
-        content = {"worst": worst, "tensors": tensors, "bytes": sent[rows[0]["plan"]], "plans": plans}
+        content = {"worst": result.worst, "tensors": result.tensors, "bytes": sent[0], "plans": plans}
         try:
             Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

@@ -148,9 +148,13 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
     """Compare on P ranks inside this process."""
     world = VirtualWorld(plan.grid, strict=False)
     program = reference.program(plan)
-    # Norms over split parameters would need a meeting in the middle of an update; elementwise optimizers need none.
-    executors = [reference.executor(program, world.transport(r), LocalNorms()) for r in range(plan.grid.size)]
-    run_lockstep(executors, [reference.feeds(program, r) for r in range(plan.grid.size)])
+    ranks = range(plan.grid.size)
+    executors = [reference.executor(program, world.transport(r), _norms(program, world.transport(r))) for r in ranks]
+    # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
+    # the lockstep run. No later step reads a weight.
+    updates = [_put_off(e) for e in executors]
+    run_lockstep(executors, [reference.feeds(program, r) for r in ranks])
+    world.run(lambda t: updates[t.rank]())
     counted = [world.transport(r).counter.by_tag() for r in range(plan.grid.size)]
     parity = Parity(*_bytes(program, reference.engine.dtype, [{t: s.bytes for t, s in c.items()} for c in counted]))
     parity.tensors = relative([reference.differences(e) for e in executors])
@@ -160,9 +164,7 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity:
     """Compare on this job's ranks. Collective over all of them; every rank returns the same."""
     program = reference.program(plan)
-    axes = plan.grid.axes
-    norms = ReducedNorms(lambda v: transport.allreduce(v, axes, "sum", "norms").wait(), _owned(program, transport.rank))
-    executor = reference.executor(program, transport, norms)
+    executor = reference.executor(program, transport, _norms(program, transport))
     transport.counter.reset()
     executor.run(reference.feeds(program, transport.rank))
     mine = {t: s.bytes for t, s in transport.counter.by_tag().items()}
@@ -170,6 +172,24 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity
     parity = Parity(*_bytes(program, reference.engine.dtype, counted))
     parity.tensors = relative(transport.allgather_obj(reference.differences(executor)))
     return parity
+
+
+def _norms(program: Program, transport: Transport) -> ReducedNorms:
+    axes = program.plan.grid.axes
+    return ReducedNorms(lambda v: transport.allreduce(v, axes, "sum", "norms").wait(), _owned(program, transport.rank))
+
+
+def _put_off(executor: Executor) -> Callable[[], None]:
+    """Let an executor's update wait; returns a call that makes up for it."""
+    update, waiting = executor.on_update, []
+    executor.on_update = lambda params, grads: waiting.append((params, grads))
+
+    def catch_up() -> None:
+        assert update is not None
+        for params, grads in waiting:
+            update(params, grads)
+
+    return catch_up
 
 
 def _owned(program: Program, rank: int) -> list[str]:

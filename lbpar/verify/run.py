@@ -1,0 +1,133 @@
+"""Compare several plans of one network with one rank; what the command line and `lbpar.api.verify` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from lbpar.config.run_file import RunConfig
+from lbpar.graph.graph import Graph
+from lbpar.program.plan import Plan
+from lbpar.train.optim.make import make_optimizer
+from lbpar.train.setup import build_engine, connect_to
+from lbpar.transport.base import Transport
+from lbpar.verify.compare import Parity, Reference, verify_mpi, verify_virtual
+from lbpar.verify.plans import random_plan
+
+TOLERANCE = 1e-10
+
+
+@dataclass
+class Verification:
+    """What the comparison of some plans with one rank found.
+
+    Attributes
+    ----------
+    plans : dict of str to Parity
+        Result per plan, in order.
+    procs : int
+        Ranks that shared the step.
+    simulated : bool
+        They lived in this process.
+    """
+
+    procs: int
+    simulated: bool
+    plans: dict[str, Parity] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> float:
+        """Largest relative difference of all tensors under all plans."""
+        return max((p.worst for p in self.plans.values()), default=0.0)
+
+    @property
+    def tensors(self) -> dict[str, float]:
+        """Worst relative difference per tensor, over all plans."""
+        out: dict[str, float] = {}
+        for parity in self.plans.values():
+            for tensor, difference in parity.tensors.items():
+                out[tensor] = max(out.get(tensor, 0.0), difference)
+        return out
+
+    def equal(self, tolerance: float = TOLERANCE) -> bool:
+        """Whether no difference exceeds the tolerance."""
+        return self.worst <= tolerance
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per plan: worst difference, the tensor that shows it, tensors compared, bytes that all ranks sent."""
+        out = []
+        for name, parity in self.plans.items():
+            where = max(parity.tensors, key=lambda t: parity.tensors[t], default="")
+            sent = sum(parity.sent.values())
+            out.append(
+                {
+                    "plan": name,
+                    "worst": parity.worst,
+                    "tensor": where,
+                    "tensors": len(parity.tensors),
+                    "bytes sent": sent,
+                }
+            )
+        return out
+
+
+def verify_plans(
+    config: RunConfig,
+    graph: Graph,
+    plans: Sequence[tuple[str, Plan]],
+    batch: int,
+    engine: str,
+    seed: int,
+    transport: Transport,
+) -> tuple[Verification, Transport]:
+    """Run the same step under each plan and on one rank. Collective over all ranks.
+
+    Parameters
+    ----------
+    config : RunConfig
+        For optimizer, learning rate and threads.
+    graph : Graph
+        With its loss.
+    plans : sequence of (name, Plan)
+        All for as many ranks as ``transport`` has; if that is one, for any number, and ranks are simulated.
+    batch : int
+        Global number of samples; they are random.
+    engine : str
+        Name of the engine; float64.
+    seed : int
+        Of weights, samples and dropout.
+
+    Returns
+    -------
+    Verification
+    Transport
+        The one to go on with: its grid is that of the last plan, if ranks are real.
+    """
+    kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
+    t = config.train
+    reference = Reference(
+        graph,
+        batch,
+        build_engine(config.engine.model_copy(update={"name": engine}), "float64"),
+        seed,
+        lambda: make_optimizer(t.optimizer, kinds, t.no_decay),
+        t.optimizer.lr,
+    )
+    real = transport.size > 1
+    result = Verification(plans[0][1].grid.size, not real)
+    for name, plan in plans:
+        if real:
+            transport = connect_to(plan.grid, transport)
+            result.plans[name] = verify_mpi(reference, plan, transport)
+        else:
+            result.plans[name] = verify_virtual(reference, plan)
+    return result, transport
+
+
+def named_plans(name: str, plan: Plan, graph: Graph, batch: int, count: int, seed: int) -> list[tuple[str, Plan]]:
+    """A plan, followed by ``count`` plans of random legal grids, the same on all ranks."""
+    random = Random(seed)
+    procs = plan.grid.size
+    return [(name, plan), *((f"random {i + 1}", random_plan(graph, batch, procs, random)) for i in range(count))]
