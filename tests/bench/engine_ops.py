@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from lbpar.engine.base import LocalWindow
-from lbpar.engine.onednn_fused import FusedOneDnnEngine
+from lbpar.engine.onednn import OneDnnEngine
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -116,7 +116,7 @@ def new(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def conv_ops(engine: FusedOneDnnEngine, layer: Conv, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
+def conv_ops(engine: OneDnnEngine, layer: Conv, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
     """Forward, backward-data (not for the first layer) and backward-weights."""
     dims, pad = len(layer.size), layer.k // 2
     out = tuple((n + 2 * pad - layer.k) // layer.s + 1 for n in layer.size)
@@ -143,7 +143,7 @@ def conv_ops(engine: FusedOneDnnEngine, layer: Conv, batch: int, rng: np.random.
     return ops
 
 
-def norm_ops(engine: FusedOneDnnEngine, layer: Norm, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
+def norm_ops(engine: OneDnnEngine, layer: Norm, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
     """Normalisation with statistics of the batch; apart, and fused with what follows it."""
     x, dy, z = (new(rng, batch, *layer.size, layer.c) for _ in range(3))
     scale, bias, shift = new(rng, layer.c), new(rng, layer.c), np.zeros(layer.c)
@@ -194,7 +194,7 @@ def norm_ops(engine: FusedOneDnnEngine, layer: Norm, batch: int, rng: np.random.
     return ops
 
 
-def pool_ops(engine: FusedOneDnnEngine, layer: Pool, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
+def pool_ops(engine: OneDnnEngine, layer: Pool, batch: int, rng: np.random.Generator) -> dict[str, Pair]:
     """Max pooling."""
     dims = len(layer.size)
     out = tuple((n + 2 * layer.p - layer.k) // layer.s + 1 for n in layer.size)
@@ -241,7 +241,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
-    engine = FusedOneDnnEngine(np.float32, args.threads, args.compute)
+    engine = OneDnnEngine(np.float32, args.threads, args.compute)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     rng = np.random.default_rng(0)
     makers: dict[type, Callable[..., dict[str, Pair]]] = {Conv: conv_ops, Norm: norm_ops, Pool: pool_ops}

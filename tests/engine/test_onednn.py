@@ -21,14 +21,13 @@ except EngineError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 from lbpar.engine.onednn import OneDnnEngine
-from lbpar.engine.onednn_fused import FusedOneDnnEngine
 
 REFERENCE = NumpyEngine(np.float64)
 
 
 @pytest.fixture
 def engine():
-    return FusedOneDnnEngine(np.float32, threads=1)
+    return OneDnnEngine(np.float32, threads=1)
 
 
 @pytest.fixture
@@ -384,7 +383,7 @@ def test_bfloat16_arithmetic_on_float32_arrays(rng):
 
 
 def test_two_threads_give_what_one_gives(engine, rng):
-    two = FusedOneDnnEngine(np.float32, threads=2)
+    two = OneDnnEngine(np.float32, threads=2)
     x, w, dy = array(rng, 3, 24, 24, 24), array(rng, 16, 3, 3, 24), array(rng, 3, 24, 24, 16)
     win, shift = (LocalWindow(3, pad=1),) * 2, np.zeros(24)
     for op in (

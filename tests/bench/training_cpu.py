@@ -1,0 +1,134 @@
+"""Images per second of one process: lbpar's oneDNN engine beside PyTorch, in turn, same network, batch, threads, optimizer.
+
+    python tests/bench/training_cpu.py [--threads 2] [--rounds 5] [NAME ...]
+
+A round is one step of PyTorch (channels-last and, in the first round, NCHW; the faster is kept) and one of lbpar. The table shows
+medians over rounds and the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+parser = argparse.ArgumentParser()
+parser.add_argument("names", nargs="*")
+parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--json", metavar="FILE")
+args = parser.parse_args()
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = str(args.threads)
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from lbpar.engine.registry import get_engine
+from lbpar.graph.graph import TARGET
+from lbpar.graph.models.registry import build_model
+from lbpar.graph.ops.losses import LOSSES
+from lbpar.layout.grid import Grid
+from lbpar.program.plan import Plan
+from lbpar.train.optim.sgd import SGD
+from lbpar.train.worker import Worker
+from lbpar.transport.single import SingleTransport
+from tests.bench.torch_net import TorchNet
+
+CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "resnet50": ("resnet50", {}, 16, "cross_entropy"),
+    "resnet18": ("resnet18", {}, 16, "cross_entropy"),
+    "densenet121": ("densenet121", {}, 8, "cross_entropy"),
+    "vgg16": ("vgg16", {}, 8, "cross_entropy"),
+    "unet3d": ("unet3d", {"input": (64, 64, 64, 1), "classes": 3}, 1, "cross_entropy"),
+    "cosmoflow": ("cosmoflow", {"input": (64, 64, 64, 4)}, 4, "mse"),
+    "resnet18-32": ("resnet18", {"input": (32, 32, 3), "classes": 10}, 64, "cross_entropy"),
+}
+
+
+class Lbpar:
+    def __init__(self, case: str) -> None:
+        name, options, self.batch, loss = CASES[case]
+        self.graph = build_model(name, **options).with_loss(LOSSES[loss]())
+        engine = get_engine("onednn", "float32", args.threads)
+        self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
+        self.executor = self.worker.executor(self.batch)
+        sgd = SGD(0.001, momentum=0.9)
+        self.executor.on_update = lambda p, g: sgd.step(p, g, 0.001)
+        rng = np.random.default_rng(0)
+        self.x, self.t = samples(self.graph, self.batch, rng)
+        feeds = self.executor.program.feeds
+        self.feeds = {b: self.t if s == TARGET else self.x for b, s in feeds.items()}
+
+    def step(self) -> float:
+        return self.worker.run(self.feeds, self.batch).loss
+
+
+class Torch:
+    def __init__(self, ours: Lbpar, case: str, last: bool) -> None:
+        self.net = TorchNet(ours.graph)
+        rank = len(ours.graph.shapes(1)["input"]) - 2
+        self.memory = {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if last else torch.contiguous_format
+        self.net = self.net.to(memory_format=self.memory)
+        self.x = torch.from_numpy(ours.x).movedim(-1, 1).contiguous(memory_format=self.memory)
+        self.t = torch.from_numpy(ours.t)
+        self.loss = functional.mse_loss if CASES[case][3] == "mse" else functional.cross_entropy
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.001, momentum=0.9)
+
+    def step(self) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.net(self.x), self.t)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+def samples(graph: Any, batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    shapes = graph.shapes(batch)
+    x = rng.standard_normal(shapes["input"], dtype=np.float32)
+    if graph[TARGET].op.dtype == "int64":
+        return x, rng.integers(0, shapes[graph.output][-1], shapes[TARGET])
+    return x, rng.random(shapes[TARGET], dtype=np.float32)
+
+
+def timed(step: Any) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def compare(case: str) -> dict[str, Any]:
+    ours = Lbpar(case)
+    orders = {"channels-last": Torch(ours, case, True), "NCHW": Torch(ours, case, False)}
+    for t in orders.values():
+        t.step()
+    first = {name: timed(t.step) for name, t in orders.items()}
+    best = min(first, key=lambda k: first[k])
+    theirs = orders[best]
+    orders.clear()
+    ours.step()
+    times: dict[str, list[float]] = {"torch": [], "lbpar": []}
+    for _ in range(args.rounds):
+        times["torch"].append(timed(theirs.step))
+        times["lbpar"].append(timed(ours.step))
+    t, o = (ours.batch / median(times[k]) for k in ("torch", "lbpar"))
+    row = {"network": case, "batch": ours.batch, "torch": t, "order": best, "lbpar": o, "ratio": o / t}
+    print(
+        f"{case:14} batch {ours.batch:3}  torch {t:7.2f} ({best})  lbpar {o:7.2f} images/s  ratio {o / t:.2f}",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(args.threads)
+    rows = [compare(case) for case in args.names or CASES]
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
