@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import prod
+from typing import Any
 from typing import Any
 
 from lbpar.errors import PlanError
@@ -22,7 +24,7 @@ def assign(name: str, wanted: Mapping[Any, int | Sequence[int]], grid: Grid) -> 
     Parameters
     ----------
     name : str
-        For messages.
+        Where the ways were given, for messages.
     wanted : mapping
         Loop to a number of ways, or to the axes themselves (major first).
     grid : Grid
@@ -34,6 +36,7 @@ def assign(name: str, wanted: Mapping[Any, int | Sequence[int]], grid: Grid) -> 
         The ways cannot be made from the grid's axes.
     """
     out: dict[str, Axes] = {loop: tuple(w) for loop, w in wanted.items() if not isinstance(w, int)}
+    _check_axes(name, out, grid)
     free = [a for a in grid.axes if all(a not in axes for axes in out.values())]
     for loops, order in ((SLOW, -1), (FAST, 1)):
         for loop in loops:
@@ -44,13 +47,42 @@ def assign(name: str, wanted: Mapping[Any, int | Sequence[int]], grid: Grid) -> 
                 raise PlanError(f"{name}: got {ways} ways of {loop}, expected at least 1.")
             axes = _pick(ways, free[::order], grid)
             if axes is None:
-                raise PlanError(
-                    f"{name}: cannot split {loop} {ways} ways: {grid.size} processes are {grid}, of which "
-                    f"{'·'.join(str(grid.sizes[a]) for a in free) or '1'} is left for {loop}. The ways of a layer must multiply to a divisor of {grid.size}."
-                )
+                raise PlanError(f"{name}: {_misfit(wanted, loop, grid, free)}")
             out[loop] = tuple(sorted(axes, reverse=True))
             free = [a for a in free if a not in axes]
     return out
+
+
+def _check_axes(name: str, given: Mapping[str, Axes], grid: Grid) -> None:
+    owner: dict[int, str] = {}
+    for loop, axes in given.items():
+        for a in axes:
+            if a not in grid.axes:
+                raise PlanError(
+                    f"{name}.{loop}: there is no grid axis {a}; {_processes(grid.size)} have {len(grid.axes)} axes, numbered from 0."
+                )
+            if a in owner:
+                raise PlanError(f"{name}: axis {a} splits both {owner[a]} and {loop}; give each axis to one loop.")
+            owner[a] = loop
+
+
+def _misfit(wanted: Mapping[Any, int | Sequence[int]], loop: str, grid: Grid, free: Sequence[int]) -> str:
+    """Why the ways cannot be made, and what could be."""
+    ways = {k: w if isinstance(w, int) else grid.ways(tuple(w)) for k, w in wanted.items()}
+    total = prod(ways.values())
+    if grid.size % total:
+        asked = " x ".join(f"{k} {w}" for k, w in ways.items())
+        product = f" = {total} ways" if len(ways) > 1 else f" is {total} ways"
+        return (
+            f"{asked}{product}, which do not divide the {_processes(grid.size)} of this job. "
+            f"Start a multiple of {total}, or change the ways."
+        )
+    left = ", ".join(str(grid.sizes[a]) for a in sorted(free)) or "none"
+    return f"{loop}: got {ways[loop]} ways, expected a product of the sizes of the grid axes that are left ({left})."
+
+
+def _processes(n: int) -> str:
+    return f"{n} process" if n == 1 else f"{n} processes"
 
 
 def _pick(ways: int, free: Sequence[int], grid: Grid) -> Axes | None:

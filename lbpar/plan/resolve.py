@@ -55,7 +55,7 @@ def _given(layers: Mapping[str, Mapping[Any, int | Sequence[int]]], graph: Graph
     out: dict[str, OpGrid] = {}
     for name, ways in layers.items():
         check_layer(name, graph)
-        out[name] = assign(name, ways, grid)
+        out[name] = assign(f"parallel.layers.{name}", ways, grid)
     return out
 
 
@@ -83,11 +83,13 @@ def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: 
     names = {n.name for n in graph.ops}
     missing, unknown = sorted(names - set(file.ops)), sorted(set(file.ops) - names)
     if unknown:
-        raise PlanError(f"{where}: plans layer {unknown[0]!r}, which {graph.name} has not{_nearest(unknown[0], names)}")
+        raise PlanError(
+            f"{where}: plans layer {unknown[0]!r}, which {graph.name} does not have{_nearest(unknown[0], names)}"
+        )
     grid = Grid(tuple(file.grid))
     if missing == sorted(names) and names:
         raise PlanError(f"{where}: gives no layer of {graph.name} a grid.")
-    given = {name: assign(name, ways, grid) for name, ways in file.ops.items()}
+    given = {name: assign(f"{where}: ops.{name}", ways, grid) for name, ways in file.ops.items()}
     return strategy_plan("data", graph, grid, batch, given)
 
 
