@@ -65,8 +65,13 @@ def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], 
     seconds = touched / c.memory_bandwidth
     shape = matrix_shape(kernel, local)
     if shape is not None:
-        seconds = np.maximum(seconds, flops(kernel, local) / machine.rate(kernel.name, *shape, dtype))
+        seconds = np.maximum(seconds, flops(kernel, local) / machine.rate(plain_name(kernel.name), *shape, dtype))
     return seconds + c.overhead
+
+
+def plain_name(kernel: str) -> str:
+    """Name of the matrix product inside a fused kernel."""
+    return kernel.replace("_relu_", "_").removesuffix("_bias")
 
 
 def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many, Many] | None:
@@ -77,7 +82,7 @@ def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many,
     rows = prod((v for loop, v in local.items() if loop in ("N", "D", "H", "W")), start=1)
     taps = prod((w.kernel for w in dict(kernel.attrs).get("windows", ())), start=1)
     f, c = local["F"], local["C"]
-    if name.endswith("backward_weights"):
+    if "backward_weights" in name:
         return c * taps, f, rows
     if name.endswith("backward_data"):
         return rows, c, f * taps

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lbpar.cost.kernels import item_bytes
 from lbpar.cost.price import SLOTS, local_bytes
 from lbpar.cost.traffic import traffic
-from lbpar.program.steps import Free, Program, Start, Wait, writes
+from lbpar.program.steps import Free, Program, Start, StartMany, Wait, writes
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,12 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
                 busy[step.dst] = buffer
                 moving += buffer
             look(f"{step.move.kind} into {step.dst}")
+            continue
+        if isinstance(step, StartMany):
+            for start in step.starts:
+                busy[start.dst] = sizes[start.src]
+                moving += sizes[start.src]
+            look(f"allreduce into {step.tag}")
             continue
         if isinstance(step, Free):
             for name in step.buffers:

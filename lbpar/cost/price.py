@@ -15,7 +15,7 @@ from lbpar.cost.machine import Machine
 from lbpar.cost.traffic import longest, traffic
 from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move
-from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, Step, Sum, Update, Wait
+from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 
 #: Arrays that an optimizer keeps per parameter, besides the parameter and its gradient.
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lars": 1, "lamb": 2}
@@ -128,7 +128,7 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
 def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer: str) -> StepPrice:
     match step:
         case Compute():
-            local = local_extents(step.kernel, program.plan.grid, program.plan[step.node])
+            local = local_extents(step.kernel, program.plan.grid, program.plan[owner(step, program)])
             seconds = float(kernel_seconds(machine, step.kernel, local, dtype))
             work = float(flops(step.kernel, local))
             return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
@@ -137,6 +137,8 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
             seconds, sent, messages = move_price(step.move, item, machine)
             group = step.move.src.grid.ways(step.move.axes)
             return StepPrice(step.move.kind, step.node, step.phase, seconds, sent, messages, 0.0, group, step.dst)
+        case StartMany():
+            return _many(step, program, machine, dtype)
         case Sum():
             size = local_bytes(program, step.dst, dtype)
             node = step.dst.split(":")[0]
@@ -154,6 +156,27 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
             return StepPrice("none", "", step.phase, 0.0, what=step.dst)
         case Free():
             return StepPrice("none", "", "forward", 0.0, what="free")
+
+
+def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> StepPrice:
+    """Several allreduces in one message: one latency, all their bytes."""
+    first = step.starts[0].move
+    grid, item = first.src.grid, item_bytes(program.buffers[step.starts[0].src].dtype, dtype)
+    p = grid.ways(first.axes)
+    n = sum(layout_size(s.move.src) for s in step.starts)
+    piece = -(-n // p)  # the members with the largest piece send most
+    sent = ((n - piece) + (p - 1) * piece) * item
+    messages = 2 * (p - 1)
+    seconds = float(machine.move_seconds("allreduce", machine.parts(grid, first.axes), float(sent), float(messages)))
+    seconds += machine.copy_seconds(2 * n * item)  # into the message and out of it
+    node = step.starts[0].node
+    return StepPrice("allreduce", node, step.phase, seconds, sent, messages, 0.0, p, step.tag)
+
+
+def owner(step: Compute, program: Program) -> str:
+    """The layer whose grid a kernel runs on: for fused kernels, the one whose parameters it reads."""
+    params = (b.rpartition(".")[0] for b in step.reads if b in program.params)
+    return next(params, step.node)
 
 
 def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lbpar.cost.machine import Machine
 from lbpar.cost.price import Price
-from lbpar.program.steps import Program, Start, Wait
+from lbpar.program.steps import Program, Start, StartMany, Wait
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ def simulate(program: Program, priced: Price, machine: Machine) -> Simulation:
     ready: dict[str, float] = {}
     compute = communication = 0.0
     for step, cost in zip(program.steps, priced.steps, strict=True):
-        if isinstance(step, Start) and cost.moves:
+        if isinstance(step, (Start, StartMany)) and cost.moves:
             moving = max(moving, clock) + cost.seconds
             communication += cost.seconds
-            ready[step.dst] = moving
+            for start in step.starts if isinstance(step, StartMany) else (step,):
+                ready[start.dst] = moving
         elif isinstance(step, Wait):
             clock = max(clock, ready.get(step.dst, clock))
         else:

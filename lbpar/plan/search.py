@@ -11,7 +11,7 @@ cost passes ``states_limit``, the answer is bounded from both sides and says so.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -23,10 +23,10 @@ from lbpar.plan.exact import solve
 from lbpar.plan.factors import Classes, Factor, Floats, Ints, Problem, Workshop
 from lbpar.plan.order import Order, best_order
 from lbpar.plan.prune import prune
+from lbpar.plan.tighten import narrow
 
-# Orders up to this many cells are run as they are: looking for a better one, or for dominated configurations, would
-# cost more than it saves.
-CHEAP_CELLS = 30_000_000
+# Orders up to this many cells are run as they are: narrowing the search first would cost more than it saves.
+CHEAP_CELLS = 50_000_000
 # Result tables are kept for back-substitution (2 to 4 bytes a cell) and live for a while as float64: this bounds the
 # search to about 1 GB.
 KEPT_LIMIT = 80_000_000
@@ -161,20 +161,36 @@ def run(problem: Problem, workshop: Workshop, states_limit: int, seed: int) -> F
     if not problem.unary:
         return Found([], 0.0, 0.0, True, 0, 0)
     order = best_order(problem, CHEAP_CELLS)
-    smaller, kept = problem, [np.arange(u.size) for u in problem.unary]
+    kept = [np.arange(u.size) for u in problem.unary]
+    if order.cells <= CHEAP_CELLS:
+        return _finish(problem, problem, kept, order, workshop)
+    narrowed = narrow(problem, lambda p: best_order(p, CHEAP_CELLS).cells <= CHEAP_CELLS, CHEAP_CELLS)
+    smaller, kept = narrowed.problem, narrowed.kept
+    order = best_order(smaller, CHEAP_CELLS)
     if order.cells > CHEAP_CELLS:
-        smaller, kept = prune(problem, workshop)
+        workshop = Workshop()
+        smaller, again = prune(smaller, workshop)
+        kept = [k[a] for k, a in zip(kept, again, strict=True)]
         order = best_order(smaller, CHEAP_CELLS)
     if fits(order, states_limit):
-        out = solve(smaller, order.sequence, workshop)
-        choice = [int(k[c]) for k, c in zip(kept, out.choice, strict=True)]
-        total = problem.total(choice)
-        return Found(choice, total, total, True, out.width, out.cells)
+        found = _finish(problem, smaller, kept, order, Workshop())
+        return replace(found, states=found.states + narrowed.cells)
     rough = bounded(smaller, order, lambda o: fits(o, states_limit), states_limit, seed)
     choice = [int(k[c]) for k, c in zip(kept, rough.choice, strict=True)]
     total = problem.total(choice)
-    exact = rough.bound >= total - 1e-12 * abs(total)
-    return Found(choice, total, min(rough.bound, total), exact, rough.width, rough.cells)
+    if narrowed.choice and narrowed.total < total:
+        choice, total = narrowed.choice, narrowed.total
+    bound = min(max(rough.bound, narrowed.bound), total)
+    exact = bound >= total - 1e-11 * abs(total)
+    return Found(choice, total, bound, exact, order.width, rough.cells + narrowed.cells)
+
+
+def _finish(problem: Problem, smaller: Problem, kept: list[Ints], order: Order, workshop: Workshop) -> Found:
+    """Minimise ``smaller`` exactly and give the outcome in ``problem``'s numbers."""
+    out = solve(smaller, order.sequence, workshop)
+    choice = [int(k[c]) for k, c in zip(kept, out.choice, strict=True)]
+    total = problem.total(choice)
+    return Found(choice, total, total, True, out.width, out.cells)
 
 
 def compile_problem(
@@ -227,7 +243,10 @@ def _edge(
                 )
         rows, first = _used(given.rows)  # classes that no configuration has are left out
         columns, second = _used(given.columns)
-        table = workshop.intern(np.asarray(given.table, np.float64)[np.ix_(first, second)])
+        table = np.asarray(given.table, np.float64)
+        if table.shape != (len(first), len(second)):
+            table = table[np.ix_(first, second)]
+        table = workshop.intern(table)
         out = (workshop.classes(rows, len(first)), workshop.classes(columns, len(second)), table)
     else:
         matrix = np.asarray(given, np.float64)

@@ -189,7 +189,8 @@ class _Lowering:
                 if value in self.copies:
                     copy = self.copies[value][0]
                     self.results[result] = self.fetch(value, copy.layout.complete, loss, "float64")
-        self.results["output"] = self.copies[f"{self.graph.output}:y"][0].buffer
+        value, node = f"{self.graph.output}:y", self.graph[self.graph.output]
+        self.results["output"] = self.fetch(value, self.copies[value][0].layout.complete, node)
 
     def backward(self, input_grad: bool) -> None:
         self.phase = "backward"

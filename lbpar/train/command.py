@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lbpar.config.run_file import dump, load_run_file
+from lbpar.config.run_file import RunConfig, dump, load_run_file
+from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
+from lbpar.program.plan import Plan
 from lbpar.train.directory import check_directory, check_metrics, make_directory
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
@@ -17,7 +19,10 @@ from lbpar.train.report import announce, report, say, state_bytes
 from lbpar.train.setup import build_graph, build_plan, connect_to
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
+from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+
+OnEpoch = Callable[[dict[str, Any]], object]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,30 +47,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     transport = connect()
     plan = build_plan(config, graph, transport.size)
     transport = connect_to(plan.grid, transport)
+    trainer, resumed = start(config, graph, plan, transport, args.resume)
+    run(trainer, resumed, started)
+    transport.close()
+    return 0
+
+
+def start(
+    config: RunConfig, graph: Graph, plan: Plan, transport: Transport, resume: bool = False
+) -> tuple[Trainer, bool]:
+    """A trainer that may write into ``run.out``, and whether it goes on from a checkpoint. Collective over all ranks.
+
+    Raises
+    ------
+    LbparError
+        The run cannot start; then nothing was made.
+    """
     out = Path(config.run.out)
     root = transport.rank == 0
     with together(transport):
         if root:
-            check_directory(out, args.resume)
+            check_directory(out, resume)
     with together(transport):
         trainer = Trainer(config, graph, plan, transport)
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)
             make_directory(out)
-    resumed = args.resume and trainer.resume(out / "checkpoints")
-    run(trainer, out, resumed, started)
-    transport.close()
-    return 0
+    return trainer, resume and trainer.resume(out / "checkpoints")
 
 
-def run(trainer: Trainer, out: Path, resumed: bool, started: float) -> None:
-    """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks."""
-    if trainer.done and resumed:
-        if trainer.transport.rank == 0:
-            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.")
-        return
+def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
+    """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    resumed : bool
+        Whether it goes on from a checkpoint.
+    started : float, seconds
+        When the run started, on the clock of ``time.perf_counter``.
+    on_epoch : callable, optional
+        Called with the record of each epoch, on every rank.
+
+    Returns
+    -------
+    list of dict
+        The records of the epochs.
+    """
     config, root = trainer.config, trainer.transport.rank == 0
+    out = Path(config.run.out)
+    if trainer.done and resumed:
+        if root:
+            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.")
+        return []
     writer = None
     if root:
         save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
@@ -77,18 +112,22 @@ def run(trainer: Trainer, out: Path, resumed: bool, started: float) -> None:
     if root:
         announce(trainer, resumed, state, ready)
     first_step = perf_counter()
-    record: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
     while not trainer.done:
         record = _epoch(trainer, root)
+        records.append(record)
         if writer is not None:
             writer.write(record)
         checkpoint = config.run.checkpoint
         if checkpoint is not None and (trainer.epoch % checkpoint.every_epochs == 0 or trainer.done):
             trainer.save(out / "checkpoints")
+        if on_epoch is not None:
+            on_epoch(record)
     if writer is not None:
         writer.close()
         times = {"startup_seconds": ready, "total_seconds": perf_counter() - first_step}
-        report(trainer, out, record, {**times, "state_bytes": state})
+        report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})
+    return records
 
 
 def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:
