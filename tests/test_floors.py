@@ -45,7 +45,8 @@ def inside(name: str, package: str) -> bool:
 @pytest.mark.parametrize("room", FLOORS)
 def test_room_imports_only_from_lower_floors(room: str) -> None:
     higher = {
-        f"lbpar.{r}" for r in [*FLOORS[FLOORS.index(room) + 1 :], "study", "verify", "calibrate", "selftest", "api", "cli"]
+        f"lbpar.{r}"
+        for r in [*FLOORS[FLOORS.index(room) + 1 :], "study", "verify", "calibrate", "selftest", "api", "cli"]
     }
     for path in files(room):
         for name in imports(path):

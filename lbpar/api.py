@@ -1,0 +1,371 @@
+"""Everything that the command lines do, as calls.
+
+    from lbpar import api
+
+    config = api.load_run("run.yaml", ["train.epochs=3"])
+    with api.train(config) as trained:
+        print(trained.records[-1]["loss"])
+
+One process needs no MPI. Under mpirun every rank makes the same calls with the same arguments; those that are
+collective say so. `docs/api.md` has an example of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from lbpar.config.overrides import apply_overrides
+from lbpar.config.report import check
+from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.data.dataset import Dataset
+from lbpar.errors import CheckpointError, ConfigError
+from lbpar.graph.graph import Graph
+from lbpar.plan.resolve import resolve_plan, save_plan
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.train import command
+from lbpar.train.predict import predict, weights
+from lbpar.train.setup import build_graph, build_plan, connect_to
+from lbpar.train.summary import program_rows
+from lbpar.train.together import together
+from lbpar.train.trainer import Trainer
+from lbpar.transport.base import Transport
+from lbpar.transport.launch import connect
+from lbpar.verify.run import Verification, named_plans, verify_plans
+
+__all__ = [
+    "RunConfig",
+    "Trained",
+    "Verification",
+    "build_graph",
+    "evaluate",
+    "explain",
+    "load_run",
+    "lower",
+    "make_plan",
+    "save_plan",
+    "train",
+    "verify",
+]
+
+Array = Any
+OnEpoch = Callable[[dict[str, Any]], object]
+
+
+def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run file, or the same content as a dict.
+
+    Parameters
+    ----------
+    source : str, Path or mapping
+        A YAML (or JSON) file, or its content.
+    overrides : sequence of str
+        ``field.path=value`` each, as given to ``--set``.
+
+    Raises
+    ------
+    ConfigError
+        One message that names per mistake the field, what was given and what is allowed.
+    """
+    if isinstance(source, Mapping):
+        return check(RunConfig, apply_overrides(dict(source), overrides), "run")
+    return load_run_file(source, overrides)
+
+
+def make_plan(
+    config: RunConfig, graph: Graph | None = None, procs: int | None = None, plan_file: str | Path | None = None
+) -> Plan:
+    """The plan that a run file asks for: for each layer, which grid axes split which of its loops. Local; needs no MPI.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Its sections ``parallel`` and ``train.batch`` count.
+    graph : Graph, optional
+        With its loss; default: the network of the run file.
+    procs : int, optional
+        Processes to plan for; default ``parallel.procs``, else 1.
+    plan_file : str or Path, optional
+        A plan file to take instead of the run file's strategy.
+
+    Raises
+    ------
+    PlanError
+        A layer or loop does not exist, ways do not fit the processes, or the plan file is for something else.
+    """
+    graph = graph or build_graph(config)
+    procs = procs or config.parallel.procs or 1
+    if plan_file is not None:
+        parallel = config.parallel.model_copy(update={"strategy": str(plan_file), "layers": {}})
+        return resolve_plan(parallel, graph, config.train.batch, procs)
+    return build_plan(config, graph, procs)
+
+
+def explain(
+    graph: Graph, plan: Plan, batch: int, rank: int = 0, dtype: str = "float32", training: bool = True
+) -> list[dict[str, Any]]:
+    """What a plan does, a row per layer: its grid, its collectives with group sizes, bytes that a rank sends per step.
+
+    Local; needs no MPI, whatever the number of processes.
+
+    Parameters
+    ----------
+    graph : Graph
+        With its loss, if ``training``.
+    plan : Plan
+    batch : int
+        Global number of samples.
+    rank : int
+        Whose bytes are counted.
+    dtype : str
+        The network's element type.
+    training : bool
+        A training step; otherwise a forward pass.
+
+    Returns
+    -------
+    list of dict
+        With the keys ``layer``, ``op``, ``grid``, ``collectives`` and ``bytes/step``.
+    """
+    return program_rows(lower(graph, plan, batch, training=training), rank, np.dtype(dtype))
+
+
+def verify(
+    config: RunConfig,
+    graph: Graph | None = None,
+    plan: Plan | None = None,
+    *,
+    procs: int | None = None,
+    random_plans: int = 0,
+    seed: int = 1,
+    batch: int | None = None,
+    engine: str = "numpy",
+) -> Verification:
+    """Run one training step on P ranks and on one, in float64 on random samples, and compare every tensor.
+
+    Collective over all ranks. Under mpirun the ranks are real; alone, they are simulated in this process.
+
+    Parameters
+    ----------
+    config : RunConfig
+    graph : Graph, optional
+        With its loss; default: the network of the run file.
+    plan : Plan, optional
+        Default: the run file's.
+    procs : int, optional
+        Ranks to simulate; default ``parallel.procs``, or 4. Must be left out under mpirun.
+    random_plans : int
+        Also try so many plans of random legal grids.
+    seed : int
+        Of the random plans, weights and samples.
+    batch : int, optional
+        Samples; default: the run file's.
+    engine : {"numpy", "onednn", "auto"}
+        Kernels.
+
+    Returns
+    -------
+    Verification
+        ``equal(tolerance)``, ``worst``, ``tensors``, and per plan the bytes that were sent.
+
+    Raises
+    ------
+    ConfigError
+        The processes do not fit the plan or the job.
+    PlanError
+        The run file's plan cannot be made.
+
+    Notes
+    -----
+    The relative difference of a tensor is its largest absolute difference over its largest absolute value; tensors that
+    are a thousand times smaller than the largest of their kind are judged on that scale.
+    """
+    graph = graph or build_graph(config)
+    transport = connect()
+    size = transport.size
+    wanted = plan.grid.size if plan is not None else procs
+    if wanted is not None and procs not in (None, wanted):
+        raise ConfigError(f"verify: got procs={procs} and a plan for {wanted}; leave one of them out.")
+    if size > 1 and wanted not in (None, size):
+        raise ConfigError(
+            f"verify: got {wanted} processes, but {size} ranks were started; leave procs out under mpirun."
+        )
+    batch = batch or config.train.batch
+    name = "plan"
+    if plan is None:
+        name = config.parallel.strategy
+        plan = resolve_plan(config.parallel, graph, batch, size if size > 1 else wanted or config.parallel.procs or 4)
+    plans = named_plans(name, plan, graph, batch, random_plans, seed)
+    result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport)
+    transport.close()
+    return result
+
+
+@dataclass
+class Trained:
+    """A network that was trained, spread over the ranks as the plan says. Close it, or use it in a ``with`` block.
+
+    Attributes
+    ----------
+    trainer : Trainer
+        Holds this rank's share; its ``save(directory)`` writes a checkpoint.
+    records : list of dict
+        One per epoch, as in ``metrics.jsonl``: epoch, step, loss, accuracy, test_loss, seconds, images_per_s, ...
+    """
+
+    trainer: Trainer
+    records: list[dict[str, Any]] = field(default_factory=list)
+    _close: bool = True
+
+    def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:
+        """``test_loss``, ``test_accuracy``, ... on a dataset (default: the run file's test split). Collective."""
+        return self.trainer.evaluate(dataset)
+
+    def predict(self, x: Array) -> Array:
+        """The network's output for samples x, (n, [D, H, W], C), the same on all ranks; whole on all ranks. Collective."""
+        size = self.trainer.config.train.evaluate.batch or self.trainer.config.train.batch
+        return predict(self.trainer.worker, x, size)
+
+    def weights(self) -> dict[str, Array]:
+        """All parameters and running statistics by name, whole on all ranks. Collective."""
+        return weights(self.trainer.worker)
+
+    def close(self) -> None:
+        """Free the communicators that were made for it. Collective."""
+        if self._close:
+            self.trainer.transport.close()
+            self._close = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # else the others may not come, and closing would wait for them
+            self.close()
+
+
+def train(
+    config: RunConfig,
+    graph: Graph | None = None,
+    plan: Plan | None = None,
+    *,
+    transport: Transport | None = None,
+    on_epoch: OnEpoch | None = None,
+    write: bool = False,
+    resume: bool = False,
+) -> Trained:
+    """Train a network. Collective over all ranks.
+
+    Parameters
+    ----------
+    config : RunConfig
+    graph : Graph, optional
+        With its loss; default: the network of the run file.
+    plan : Plan, optional
+        For as many processes as the job has; default: the run file's.
+    transport : Transport, optional
+        Default: that of this job, closed by ``Trained.close``.
+    on_epoch : callable, optional
+        Called with the record of each epoch, on every rank.
+    write : bool
+        Do what the command line does: progress and tables on standard output; plan, metrics, report and checkpoints in
+        ``run.out``. Otherwise nothing is printed or written.
+    resume : bool
+        With ``write``: go on from the newest checkpoint in ``run.out``.
+
+    Raises
+    ------
+    LbparError
+        Something does not fit; before training starts, and on all ranks.
+    TrainingError
+        The loss is not finite.
+    """
+    started = perf_counter()
+    if resume and not write:
+        raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
+    trainer, resumed, own = _trainer(config, graph, plan, transport, write, resume)
+    if write:
+        return Trained(trainer, command.run(trainer, resumed, started, on_epoch), own)
+    trained = Trained(trainer, _close=own)
+    for record in trainer.train():
+        trained.records.append(record)
+        if on_epoch is not None:
+            on_epoch(record)
+    return trained
+
+
+def evaluate(
+    config: RunConfig,
+    checkpoints: str | Path | None = None,
+    graph: Graph | None = None,
+    plan: Plan | None = None,
+    *,
+    transport: Transport | None = None,
+) -> dict[str, float]:
+    """Evaluate the newest checkpoint of a run on its test data, on any grid. Collective over all ranks.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run's, with ``data.test``; network, optimizer and seed must be those of the checkpoint.
+    checkpoints : str or Path, optional
+        Directory of the checkpoints; default ``checkpoints`` in ``run.out``.
+    graph, plan, transport
+        As in `train`.
+
+    Returns
+    -------
+    dict
+        ``test_loss``, and for classes ``test_accuracy`` and ``test_top5``.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it is of something else.
+    ConfigError
+        The run file names no test data.
+    """
+    folder = Path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
+    trainer, _, own = _trainer(config, graph, plan, transport)
+    if not trainer.resume(folder):
+        raise CheckpointError(f"{folder}: holds no checkpoint; train first, or name another directory.")
+    result = trainer.evaluate()
+    if own:
+        trainer.transport.close()
+    return result
+
+
+def _trainer(
+    config: RunConfig,
+    graph: Graph | None,
+    plan: Plan | None,
+    transport: Transport | None,
+    write: bool = False,
+    resume: bool = False,
+) -> tuple[Trainer, bool, bool]:
+    """A trainer, whether it goes on from a checkpoint, and whether its transport was made here."""
+    graph = graph or build_graph(config)
+    own = transport is None
+    transport = connect() if transport is None else transport
+    plan = build_plan(config, graph, transport.size) if plan is None else plan
+    if plan.grid.size != transport.size:
+        raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
+    if own:
+        transport = connect_to(plan.grid, transport)
+    elif transport.grid != plan.grid:
+        raise ConfigError(
+            f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."
+        )
+    if write:
+        return *command.start(config, graph, plan, transport, resume), own
+    with together(transport):
+        return Trainer(config, graph, plan, transport), False, own

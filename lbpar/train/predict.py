@@ -1,0 +1,104 @@
+"""Whole tensors out of the ranks' blocks: a network's output for given samples, and its weights.
+
+For a trained network in hand, of a size that one process can hold; training itself never builds a whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lbpar.data.sampler import Sampler
+from lbpar.errors import DataError
+from lbpar.graph.graph import LOSS, TARGET, Graph
+from lbpar.layout.layout import Layout
+from lbpar.layout.runs import indices
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.train.executor import Executor
+from lbpar.train.worker import QUIET, Worker
+from lbpar.transport.base import Transport
+
+Array = Any
+
+
+def gather(layout: Layout, block: Array, transport: Transport) -> Array:
+    """The whole tensor of which every rank holds a block, on all ranks. Collective over all ranks.
+
+    Parameters
+    ----------
+    layout : Layout
+        Partial values are summed.
+    block : array
+        This rank's.
+    """
+    out = np.zeros(layout.shape, block.dtype)
+    own = {*layout.shard_axes, *layout.partial}
+    with transport.counter.paused():
+        blocks = transport.allgather_obj(block)
+    for rank, part in enumerate(blocks):
+        coords = layout.grid.coords(rank)
+        if part.size and all(c == 0 for a, c in enumerate(coords) if a not in own):
+            out[np.ix_(*(indices(runs) for runs in layout.box(rank)))] += part
+    return out
+
+
+def weights(worker: Worker) -> dict[str, Array]:
+    """All parameters and running statistics, whole, by name, on all ranks. Collective over all ranks."""
+    host = worker.engine.to_host
+    return {n: gather(worker.layouts[n], host(a), worker.transport) for n, a in worker.state.items()}
+
+
+def predict(worker: Worker, x: Array, batch: int) -> Array:
+    """The network's output (before the loss), with running statistics and no dropout, on all ranks.
+
+    Collective over all ranks.
+
+    Parameters
+    ----------
+    worker : Worker
+        Its weights, where they are.
+    x : (n, [D, H, W], C) array
+        The same samples on all ranks; each uses its block only.
+    batch : int
+        Samples at a time.
+
+    Returns
+    -------
+    (n, ...) array of the engine's type
+
+    Raises
+    ------
+    DataError
+        The samples do not have the network's input shape.
+    """
+    graph, x = without_loss(worker.graph), np.asarray(x)
+    wanted = graph.shapes(1)["input"][1:]
+    if x.shape[1:] != wanted:
+        raise DataError(f"predict: got samples of shape {x.shape[1:]}, expected {wanted}, channels last.")
+    plan = Plan(worker.plan.grid, {n: g for n, g in worker.plan.ops.items() if n in graph})
+    out = np.empty((len(x), *graph.shapes(1)[graph.output][1:]), worker.engine.dtype)
+    for samples in Sampler(len(x), batch, shuffle=False).batches(0) if len(x) else ():
+        out[samples] = _forward(worker, graph, plan, x[samples])
+    return out
+
+
+def _forward(worker: Worker, graph: Graph, plan: Plan, x: Array) -> Array:
+    program = lower(graph, plan, len(x), training=False)
+    rank, engine = worker.transport.rank, worker.engine
+    feeds: Mapping[str, Array] = {
+        b: engine.from_host(
+            np.ascontiguousarray(x[np.ix_(*(indices(r) for r in program.buffers[b].layout.box(rank)))], engine.dtype)
+        )
+        for b in program.feeds
+    }
+    with np.errstate(**QUIET):
+        block = Executor(program, engine, worker.transport, worker.state).run(feeds)["output"]
+    return gather(program.buffers[program.results["output"]].layout, engine.to_host(block), worker.transport)
+
+
+def without_loss(graph: Graph) -> Graph:
+    """The same network without loss and target."""
+    return Graph(tuple(n for n in graph.nodes if n.name not in (LOSS, TARGET)), graph.output, graph.name)
