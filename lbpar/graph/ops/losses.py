@@ -126,7 +126,7 @@ class Dice(_Classes):
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         x0, t, peak, sums = self._common(xs[0])
         loops, n = _loops(xs[0]), prod(xs[0])
-        g, inner = Operand("g", x0.dims, dtype=F64), Operand("inner", t.dims, dtype=F64)
+        g, inner = Operand("g", x0.dims), Operand("inner", t.dims, dtype=F64)
         first = (x0, peak, sums, t, self._dsums(xs[0]))
         return (
             Kernel("dice_backward", loops, first, (g, inner), self._attrs(xs[0]), 6 * n),
