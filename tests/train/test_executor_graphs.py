@@ -24,11 +24,12 @@ def test_random_graph_under_random_plans(seed: int) -> None:
     batch = int(rng.choice([1, 2, 3, 5]))  # often smaller than the number of sample blocks
     feeds = samples(graph, batch, rng)
     state = random_state(graph, rng)
-    want = serial(graph, batch, feeds, state=state)
+    want = serial(graph, batch, feeds, state=state, fused=False)
     for _ in range(PLANS):
         grid = Grid.of(int(rng.choice(PROCS)))
         plan = random_plan(graph, batch, grid, rng)
-        got = run(graph, plan, batch, feeds, state=state)
+        buckets = int(rng.choice([0, 200, 10**6]))
+        got = run(graph, plan, batch, feeds, state=state, fused=bool(rng.random() < 0.7), bucket_bytes=buckets)
         assert_same(got, want)
         assert_counted(got)
 

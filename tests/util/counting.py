@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.layout.exchange import volume
+from lbpar.layout.exchange import Volume, volume
+from lbpar.layout.runs import box_size
+from lbpar.program.steps import Start, StartMany
 from lbpar.transport.base import Sent
 from tests.util.run import Run, nbytes
 
@@ -19,11 +21,24 @@ def assert_counted(run: Run, steps: int = 1, dtype: Any = np.float64) -> None:
     for rank, e in enumerate(run.executors):
         books = e.transport.counter.items()
         total = Sent()
-        for start in run.program.moves:
-            said = volume(start.move, rank)
-            size = nbytes(run.program.buffers[start.src], said.elements, dtype)
-            sent = books.pop((CALLS.get(start.move.kind, start.move.kind), start.dst), Sent())
-            assert (sent.messages, sent.bytes) == (steps * said.messages, steps * size), (rank, str(start.move), said)
+        for step in run.program.steps:
+            if not isinstance(step, (Start, StartMany)):
+                continue
+            first = step.starts[0] if isinstance(step, StartMany) else step
+            said = _merged(step, rank) if isinstance(step, StartMany) else volume(step.move, rank)
+            size = nbytes(run.program.buffers[first.src], said.elements, dtype)
+            tag = step.tag if isinstance(step, StartMany) else step.dst
+            sent = books.pop((CALLS.get(first.move.kind, first.move.kind), tag), Sent())
+            assert (sent.messages, sent.bytes) == (steps * said.messages, steps * size), (rank, str(first.move), said)
             total += sent
         assert not any(s.messages for s in books.values()), f"rank {rank} sent more than its program says: {books}"
         assert e.transport.counter.total() == total
+
+
+def _merged(step: StartMany, rank: int) -> Volume:
+    """An allreduce of all the arrays as one."""
+    n = sum(box_size(s.move.src.box(rank)) for s in step.starts)
+    group = step.starts[0].move.src.grid.group(step.starts[0].move.axes, rank)
+    p, i = len(group), group.index(rank)
+    own = n // p + (i < n % p)
+    return Volume(2 * (p - 1), n - own + (p - 1) * own) if p > 1 else Volume()

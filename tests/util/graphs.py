@@ -1,0 +1,76 @@
+"""Random small networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lbpar.errors import GraphError
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import LOSSES
+
+
+def random_graph(rng: np.random.Generator) -> Graph:
+    """Up to eight random ops on up to three live tensors, then a random loss."""
+    rank = int(rng.choice([2, 2, 3]))
+    shape = tuple(int(e) for e in rng.integers(3, 9 if rank == 2 else 6, rank))
+    g = GraphBuilder(input=(*shape, int(rng.integers(1, 5))))
+    live = [g.input]
+    for _ in range(int(rng.integers(3, 9))):
+        x = live[rng.integers(len(live))]
+        try:
+            live.append(_random_op(g, x, live, rng))
+        except GraphError:  # the window does not fit what is left of the tensor: try another op
+            continue
+        live = live[-3:]
+    x = live[-1]
+    loss = str(rng.choice(["cross_entropy", "cross_entropy", "dice", "mse", "bce"]))
+    if rng.random() < 0.6:
+        x = g.linear(g.flatten(x) if rng.random() < 0.6 else g.global_avg_pool(x), int(rng.integers(2, 8)))
+    smoothing = {"smoothing": 0.1} if loss == "cross_entropy" and rng.random() < 0.5 else {}
+    return g.build(x).with_loss(LOSSES[loss](**smoothing))
+
+
+def _random_op(g: GraphBuilder, x: str, live: Sequence[str], rng: np.random.Generator) -> str:
+    channels, rank = g.shape(x)[-1], len(g.shape(x)) - 2
+    kinds = ["conv", "conv", "conv", "conv_transpose", "max_pool", "avg_pool", "norm", "relu", "sigmoid", "leaky_relu"]
+    kind = str(rng.choice([*kinds, "join", "join", "join", "dropout", "upsample", "block", "block"]))
+
+    def ints(lo: int, hi: int) -> list[int]:
+        return [int(v) for v in rng.integers(lo, hi, rank)]
+
+    if kind in ("conv", "conv_transpose"):
+        groups = int(rng.choice([n for n in (1, 1, 2, 3, channels) if channels % n == 0]))
+        pad = [[int(a), int(b)] for a, b in rng.integers(0, 3, (rank, 2))]
+        more = {"bias": bool(rng.random() < 0.7), "groups": groups}
+        kernel, stride, dilation = ints(1, 5), ints(1, 4 if kind == "conv" else 3), ints(1, 3)
+        y = getattr(g, kind)(x, groups * int(rng.integers(1, 4)), kernel, stride, pad, dilation, **more)
+        if max(g.shape(y)[1:-1]) > 14:
+            raise GraphError("too large for a quick test; the builder drops what is not read")
+        return y
+    if kind in ("max_pool", "avg_pool"):
+        kernel = ints(1, 4)
+        pad = [int(rng.integers(0, k // 2 + 1)) for k in kernel]
+        more = {} if kind == "max_pool" else {"count_include_pad": bool(rng.random() < 0.5)}
+        return getattr(g, kind)(x, kernel, ints(1, 4), pad, ceil_mode=bool(rng.random() < 0.5), **more)
+    if kind == "join":
+        same = [y for y in live if g.shape(y) == g.shape(x)]
+        cat = [y for y in live if g.shape(y)[:-1] == g.shape(x)[:-1]]
+        if rng.random() < 0.5:
+            return g.concat([cat[i] for i in rng.integers(len(cat), size=int(rng.integers(1, 4)))])
+        return getattr(g, str(rng.choice(["add", "multiply"])))([same[i] for i in rng.integers(len(same), size=2)])
+    if kind == "dropout":
+        return g.dropout(x, 0.3)
+    if kind == "upsample":
+        if max(g.shape(x)[1:-1]) > 6:
+            raise GraphError("large enough")
+        return g.upsample(x, ints(1, 3))
+    if kind == "block":  # what kernels are fused for, in residual networks and before them
+        y = g.norm(x) if rng.random() < 0.5 else g.conv(x, channels, 3, pad=1, bias=bool(rng.random() < 0.5))
+        y = g.norm(y, affine=bool(rng.random() < 0.7)) if rng.random() < 0.5 else y
+        return g.relu(g.add([y, x] if rng.random() < 0.5 else [x, y]) if rng.random() < 0.5 else y)
+    if kind == "norm":
+        return g.norm(x, affine=bool(rng.random() < 0.7))
+    return getattr(g, kind)(x)
