@@ -60,6 +60,9 @@ class _Convolution(Layer):
     dilation: Sizes = Field(default=1, description="Distance between taps of the kernel.")
     groups: Count = Field(default=1, description="Number of groups; channels and filters must divide by it.")
     bias: Flag = Field(default=True, description="Add a bias per filter.")
+    init: Literal["he", "glorot"] = Field(
+        default="he", description="Initial weights: He (normal, for relu) or Glorot (uniform)."
+    )
 
 
 class Conv(_Convolution):

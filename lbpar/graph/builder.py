@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Literal
 
 from lbpar.errors import GraphError
+from lbpar.graph.arguments import Ints, Pads, choice, each, known, names, number, pads, whole
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
@@ -17,8 +19,8 @@ from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, S
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 
-Ints = int | Sequence[int]
-Pads = int | Sequence[int | Sequence[int]]
+INITS = ("he", "glorot")
+STATS = ("global", "sample", "local")
 
 
 class GraphBuilder:
@@ -47,11 +49,11 @@ class GraphBuilder:
     """
 
     def __init__(self, input: Sequence[int], name: str = "network") -> None:
-        shape = tuple(int(e) for e in input)
-        if not 1 <= len(shape) <= 4 or min(shape) < 1:
+        if isinstance(input, (str, int)) or not 1 <= len(input) <= 4:
             raise GraphError(
-                f"input: got the sample shape {tuple(input)}, expected (C,), (W, C), (H, W, C) or (D, H, W, C), all positive."
+                f"input: got the sample shape {input!r}, expected (C,), (W, C), (H, W, C) or (D, H, W, C), all positive."
             )
+        shape = tuple(whole(e, "input") for e in input)
         self.name = name
         self.input = "input"
         self._nodes: list[Node] = [Node(self.input, Input(shape))]
@@ -60,17 +62,19 @@ class GraphBuilder:
 
     def shape(self, x: str) -> Shape:
         """Shape of a node's output for one sample, with a leading 1 for the batch."""
-        return self._shapes[x]
+        return self._shapes[known(x, self._shapes, "shape")]
 
     def add_op(self, op: Op, inputs: Sequence[str], name: str | None = None) -> str:
         """Append any op; returns its node's name."""
         self._counts[op.kind] += 1
-        name = name or f"{op.kind}{self._counts[op.kind]}"
+        if name is None:
+            while (name := f"{op.kind}{self._counts[op.kind]}") in self._shapes:
+                self._counts[op.kind] += 1
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"{op.kind}: got the name {name!r}, expected a text.")
         if name in self._shapes:
             raise GraphError(f"{name}: two nodes have this name; names must be unique.")
-        for i in inputs:
-            if i not in self._shapes:
-                raise GraphError(f"{name}: reads {i!r}, which is not an earlier node.")
+        inputs = [known(i, self._shapes, f"{name}: input") for i in inputs]
         try:
             self._shapes[name] = op.infer([self._shapes[i] for i in inputs])
         except GraphError as error:
@@ -80,7 +84,8 @@ class GraphBuilder:
 
     def build(self, output: str) -> Graph:
         """The finished network whose output is the given node; nodes that it does not need are dropped."""
-        needed, todo = set(), [output]
+        needed: set[str] = set()
+        todo = [known(output, self._shapes, "build: output")]
         by_name = {n.name: n for n in self._nodes}
         while todo:
             n = todo.pop()
@@ -105,8 +110,10 @@ class GraphBuilder:
         name: str | None = None,
     ) -> str:
         """Convolution."""
-        k, s, p, d = self._window(x, "conv", kernel, stride, pad, dilation)
-        return self.add_op(Conv(filters, k, s, p, d, groups, bias, init), [x], name)
+        at = name or "conv"
+        k, s, p, d = self._window(x, at, kernel, stride, pad, dilation)
+        f, g = whole(filters, f"{at}: filters"), whole(groups, f"{at}: groups")
+        return self.add_op(Conv(f, k, s, p, d, g, bool(bias), choice(init, f"{at}: init", INITS)), [x], name)
 
     def conv_transpose(
         self,
@@ -123,9 +130,14 @@ class GraphBuilder:
         name: str | None = None,
     ) -> str:
         """Transposed convolution."""
-        k, s, p, d = self._window(x, "conv_transpose", kernel, stride, pad, dilation)
-        q = _each(output_pad, len(k), "output_pad")
-        return self.add_op(ConvTranspose(filters, k, s, p, d, groups, bias, init, q), [x], name)
+        at = name or "conv_transpose"
+        k, s, p, d = self._window(x, at, kernel, stride, pad, dilation)
+        f, g = whole(filters, f"{at}: filters"), whole(groups, f"{at}: groups")
+        q = each(output_pad, len(k), f"{at}: output_pad", 0)
+        if any(a >= max(b, c) for a, b, c in zip(q, s, d, strict=True)):
+            raise GraphError(f"{at}: output_pad: got {list(q)}, expected less than the stride {s} or the dilation {d}.")
+        init = choice(init, f"{at}: init", INITS)
+        return self.add_op(ConvTranspose(f, k, s, p, d, g, bool(bias), init, q), [x], name)
 
     def max_pool(
         self,
@@ -138,8 +150,8 @@ class GraphBuilder:
         name: str | None = None,
     ) -> str:
         """Max pooling; the stride defaults to the kernel."""
-        k, s, p, d = self._window(x, "max_pool", kernel, kernel if stride is None else stride, pad, dilation)
-        return self.add_op(MaxPool(k, s, p, d, ceil_mode), [x], name)
+        k, s, p, d = self._window(x, name or "max_pool", kernel, kernel if stride is None else stride, pad, dilation)
+        return self.add_op(MaxPool(k, s, p, d, bool(ceil_mode)), [x], name)
 
     def avg_pool(
         self,
@@ -152,8 +164,8 @@ class GraphBuilder:
         name: str | None = None,
     ) -> str:
         """Average pooling; the stride defaults to the kernel."""
-        k, s, p, d = self._window(x, "avg_pool", kernel, kernel if stride is None else stride, pad, 1)
-        return self.add_op(AvgPool(k, s, p, d, ceil_mode, count_include_pad), [x], name)
+        k, s, p, d = self._window(x, name or "avg_pool", kernel, kernel if stride is None else stride, pad, 1)
+        return self.add_op(AvgPool(k, s, p, d, bool(ceil_mode), bool(count_include_pad)), [x], name)
 
     def global_avg_pool(self, x: str, name: str | None = None) -> str:
         """Mean over all spatial positions."""
@@ -161,7 +173,8 @@ class GraphBuilder:
 
     def upsample(self, x: str, factor: Ints = 2, name: str | None = None) -> str:
         """Nearest-neighbour upsampling."""
-        return self.add_op(Upsample(_each(factor, self._rank(x), "factor")), [x], name)
+        at = name or "upsample"
+        return self.add_op(Upsample(each(factor, self._rank(x, at), f"{at}: factor")), [x], name)
 
     # Ops without.
 
@@ -175,7 +188,10 @@ class GraphBuilder:
         name: str | None = None,
     ) -> str:
         """Batch normalisation."""
-        return self.add_op(Norm(eps, momentum, affine, stats), [x], name)
+        at = name or "norm"
+        eps = number(eps, f"{at}: eps", "a number above 0", 0 < eps < inf)
+        momentum = number(momentum, f"{at}: momentum", "a number from 0 to 1", 0 <= momentum <= 1)
+        return self.add_op(Norm(eps, momentum, bool(affine), choice(stats, f"{at}: stats", STATS)), [x], name)
 
     def relu(self, x: str, name: str | None = None) -> str:
         """max(x, 0)."""
@@ -183,6 +199,7 @@ class GraphBuilder:
 
     def leaky_relu(self, x: str, slope: float = 0.01, name: str | None = None) -> str:
         """x where positive, slope * x elsewhere."""
+        slope = number(slope, f"{name or 'leaky_relu'}: slope", "a number above 0", 0 < slope < inf)
         return self.add_op(LeakyRelu(slope), [x], name)
 
     def sigmoid(self, x: str, name: str | None = None) -> str:
@@ -191,15 +208,15 @@ class GraphBuilder:
 
     def add(self, xs: Sequence[str], name: str | None = None) -> str:
         """Sum of tensors of one shape."""
-        return self.add_op(Add(), xs, name)
+        return self.add_op(Add(), names(xs, name or "add"), name)
 
     def multiply(self, xs: Sequence[str], name: str | None = None) -> str:
         """Product of tensors of one shape."""
-        return self.add_op(Multiply(), xs, name)
+        return self.add_op(Multiply(), names(xs, name or "multiply"), name)
 
     def concat(self, xs: Sequence[str], name: str | None = None) -> str:
         """Concatenation along the channels."""
-        return self.add_op(Concat(), xs, name)
+        return self.add_op(Concat(), names(xs, name or "concat"), name)
 
     def flatten(self, x: str, name: str | None = None) -> str:
         """All dimensions but the samples in one, in channels-last memory order."""
@@ -207,40 +224,23 @@ class GraphBuilder:
 
     def linear(self, x: str, features: int, bias: bool = True, name: str | None = None) -> str:
         """Fully connected layer."""
-        return self.add_op(Linear(features, bias), [x], name)
+        features = whole(features, f"{name or 'linear'}: features")
+        return self.add_op(Linear(features, bool(bias)), [x], name)
 
     def dropout(self, x: str, rate: float = 0.5, name: str | None = None) -> str:
         """Dropout by global element index."""
+        rate = number(rate, f"{name or 'dropout'}: rate", "a number from 0 to below 1", 0 <= rate < 1)
         return self.add_op(Dropout(rate), [x], name)
 
-    def _rank(self, x: str) -> int:
-        return len(self._shapes[x]) - 2 if x in self._shapes else 2
-
-    def _window(self, x: str, kind: str, kernel: Ints, stride: Ints, pad: Pads, dilation: Ints) -> tuple[Any, ...]:
-        rank = self._rank(x)
+    def _rank(self, x: str, at: str) -> int:
+        """Number of spatial dimensions of a node."""
+        rank = len(self._shapes[known(x, self._shapes, f"{at}: input")]) - 2
         if rank < 1:
-            raise GraphError(f"{kind}: its input {x!r} has shape {self._shapes[x]}, expected spatial dimensions.")
-        k, s, d = _each(kernel, rank, "kernel"), _each(stride, rank, "stride"), _each(dilation, rank, "dilation")
-        if min(*k, *s, *d) < 1:
-            raise GraphError(f"{kind}: kernel {k}, stride {s} and dilation {d} must be positive.")
-        return k, s, _pads(pad, rank), d
+            raise GraphError(f"{at}: its input {x!r} has shape {self._shapes[x]}, expected spatial dimensions.")
+        return rank
 
-
-def _each(value: Ints, rank: int, what: str) -> tuple[int, ...]:
-    out = (value,) * rank if isinstance(value, int) else tuple(int(v) for v in value)
-    if len(out) != rank:
-        raise GraphError(f"{what}: got {list(out)}, expected one int or {rank} of them.")
-    return out
-
-
-def _pads(pad: Pads, rank: int) -> tuple[tuple[int, int], ...]:
-    each = (pad,) * rank if isinstance(pad, int) else tuple(pad)
-    if len(each) != rank:
-        raise GraphError(f"pad: got {list(each)}, expected one int or {rank} ints or [before, after] pairs.")
-    out = []
-    for p in each:
-        pair = (p, p) if isinstance(p, int) else tuple(p)
-        if len(pair) != 2 or min(pair) < 0:
-            raise GraphError(f"pad: got {p}, expected an int or [before, after], not negative.")
-        out.append((int(pair[0]), int(pair[1])))
-    return tuple(out)
+    def _window(self, x: str, at: str, kernel: Ints, stride: Ints, pad: Pads, dilation: Ints) -> tuple[Any, ...]:
+        rank = self._rank(x, at)
+        sizes = {"kernel": kernel, "stride": stride, "dilation": dilation}
+        k, s, d = (each(v, rank, f"{at}: {what}") for what, v in sizes.items())
+        return k, s, pads(pad, rank, f"{at}: pad"), d

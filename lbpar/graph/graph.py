@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Param, Shape
@@ -44,17 +44,20 @@ class Graph:
             raise GraphError(f"graph: output {self.output!r} is not a node.")
 
     def __getitem__(self, name: str) -> Node:
-        return _by_name(self)[name]
+        return self._by_name[name]
 
     def __contains__(self, name: str) -> bool:
-        return name in _by_name(self)
+        return name in self._by_name
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
     def inputs(self) -> tuple[Node, ...]:
         """Nodes fed from outside."""
         return tuple(n for n in self.nodes if isinstance(n.op, Input))
 
-    @property
+    @cached_property
     def ops(self) -> tuple[Node, ...]:
         """Nodes that compute."""
         return tuple(n for n in self.nodes if not isinstance(n.op, Input))
@@ -67,16 +70,16 @@ class Graph:
 
     def shapes(self, batch: int) -> dict[str, Shape]:
         """Global shape of every node's output, for a mini-batch of ``batch`` samples."""
-        return dict(_shapes(self, batch))
+        return dict(self._shapes(batch))
 
     def input_shapes(self, name: str, batch: int) -> tuple[Shape, ...]:
         """Global shapes of what a node reads."""
-        shapes = _shapes(self, batch)
+        shapes = self._shapes(batch)
         return tuple(shapes[i] for i in self[name].inputs)
 
     def params(self) -> dict[str, Param]:
         """Every parameter and running statistic as ``"<node>.<name>"``."""
-        return dict(_params(self))
+        return dict(self._params)
 
     @property
     def parameter_count(self) -> int:
@@ -96,30 +99,41 @@ class Graph:
         target = Node(TARGET, Input(shape, "int64" if loss.labels else None))
         return Graph((*self.nodes, target, Node(LOSS, loss, (self.output, TARGET))), self.output, self.name)
 
+    # Tables, made once: a graph does not change, and looking at all of it for each lookup would take n² time.
 
-@lru_cache(maxsize=64)
-def _by_name(graph: Graph) -> dict[str, Node]:
-    return {n.name: n for n in graph.nodes}
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.output, self.name))
 
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
 
-@lru_cache(maxsize=64)
-def _shapes(graph: Graph, batch: int) -> dict[str, Shape]:
-    out: dict[str, Shape] = {}
-    for node in graph.nodes:
-        if isinstance(node.op, Input):
-            out[node.name] = (batch, *node.op.shape)
-            continue
-        try:
-            out[node.name] = node.op.infer([out[i] for i in node.inputs])
-        except GraphError as error:
-            raise GraphError(f"{node.name}: {error}") from None
-    return out
+    @cached_property
+    def _batches(self) -> dict[int, dict[str, Shape]]:
+        return {}
 
+    def _shapes(self, batch: int) -> dict[str, Shape]:
+        if batch not in self._batches:
+            self._batches[batch] = self._infer(batch)
+        return self._batches[batch]
 
-@lru_cache(maxsize=64)
-def _params(graph: Graph) -> dict[str, Param]:
-    out = {}
-    for node in graph.ops:
-        for short, param in node.op.params(graph.input_shapes(node.name, 1)).items():
-            out[f"{node.name}.{short}"] = param
-    return out
+    def _infer(self, batch: int) -> dict[str, Shape]:
+        out: dict[str, Shape] = {}
+        for node in self.nodes:
+            if isinstance(node.op, Input):
+                out[node.name] = (batch, *node.op.shape)
+                continue
+            try:
+                out[node.name] = node.op.infer([out[i] for i in node.inputs])
+            except GraphError as error:
+                raise GraphError(f"{node.name}: {error}") from None
+        return out
+
+    @cached_property
+    def _params(self) -> dict[str, Param]:
+        out = {}
+        for node in self.ops:
+            for short, param in node.op.params(self.input_shapes(node.name, 1)).items():
+                out[f"{node.name}.{short}"] = param
+        return out
