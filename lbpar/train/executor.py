@@ -43,6 +43,8 @@ class Executor:
         Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
     tracer : Tracer, optional
         Gets every step's times.
+    poke : bool
+        Test the moves under way after each kernel, so that they progress meanwhile.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Executor:
         self.arrays: dict[str, Array] = {}
         self.seconds: dict[str, float] = {}
         self.tracer: Tracer | None = None
+        self.poke = transport.size > 1
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
@@ -69,6 +72,7 @@ class Executor:
         """Make ready for one run: ``feeds`` holds this rank's block for every buffer of ``program.feeds``."""
         self.arrays = {**self.state, **feeds}
         self._pending.clear()
+        self._transfers.forget()
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
@@ -134,6 +138,8 @@ class Executor:
         out = call(self.engine, self.context, *[arrays[b] for b in step.reads])
         for name, array in zip(step.writes, out, strict=True):
             arrays[name] = array
+        if self.poke:
+            self._transfers.poke()
 
     def _start(self, step: Start) -> None:
         array = self.arrays[step.src]

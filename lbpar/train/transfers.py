@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from lbpar.engine.base import Engine
 from lbpar.layout.exchange import Exchange, exchange
 from lbpar.layout.runs import box_size
 from lbpar.layout.transition import Move
-from lbpar.transport.base import Transport
+from lbpar.transport.base import Request, Transport
 
 Array = Any
 Finish = Callable[[], Array]
@@ -30,6 +31,20 @@ class Transfers:
 
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self.engine, self.transport, self.rank = engine, transport, transport.rank
+        self._under_way: deque[Request] = deque()
+
+    def poke(self) -> None:
+        """Let the oldest moves under way progress: an MPI library does so only inside its calls."""
+        while self._under_way and self._under_way[0].test():
+            self._under_way.popleft()
+
+    def forget(self) -> None:
+        """Drop what is known of moves under way; a step that was left early may have left some."""
+        self._under_way.clear()
+
+    def _watch(self, request: Request) -> Request:
+        self._under_way.append(request)
+        return request
 
     def start(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         """Start a move of ``array`` (this rank's block in ``move.src``); the result is its block in ``move.dst``.
@@ -40,9 +55,8 @@ class Transfers:
 
     def allreduce_many(self, move: Move, arrays: Sequence[Array], tag: str) -> list[Finish]:
         """Allreduce several arrays of one type over the axes of ``move`` in one message; a finish for each."""
-        request = self.transport.allreduce(
-            np.concatenate([a.reshape(-1) for a in arrays]), move.axes, move.src.reduce, tag
-        )
+        flat = np.concatenate([a.reshape(-1) for a in arrays])
+        request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
         finishes: list[Finish] = []
         offset = 0
         for array in arrays:
@@ -62,19 +76,19 @@ class Transfers:
         flat = np.ascontiguousarray(array).reshape(-1)
         if not donate or not flat.flags.writeable:
             flat = flat.copy()
-        request = self.transport.allreduce(flat, move.axes, move.src.reduce, tag)
+        request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
         return lambda: request.wait().reshape(array.shape)
 
     def _reduce_scatter(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         flat, counts = self._packed(plan, array)
-        request = self.transport.reduce_scatter(flat, counts, move.axes, move.src.reduce, tag)
+        request = self._watch(self.transport.reduce_scatter(flat, counts, move.axes, move.src.reduce, tag))
         return lambda: request.wait().reshape(plan.shape)
 
     def _allgather(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         counts = [box_size(move.src.box(m)) for m in plan.members]
-        request = self.transport.allgather(np.ascontiguousarray(array).reshape(-1), counts, move.axes, tag)
+        request = self._watch(self.transport.allgather(np.ascontiguousarray(array).reshape(-1), counts, move.axes, tag))
 
         def finish() -> Array:
             return self._join(plan, array, request.wait(), counts)
@@ -86,7 +100,7 @@ class Transfers:
         flat, sent = self._packed(plan, array, own=False)
         sizes = {p.peer: p.size for p in plan.recvs}
         counts = [sizes.get(m, 0) for m in plan.members]
-        request = self.transport.alltoall(flat, sent, counts, move.axes, tag)
+        request = self._watch(self.transport.alltoall(flat, sent, counts, move.axes, tag))
 
         def finish() -> Array:
             return self._join(plan, array, request.wait(), counts)
@@ -97,7 +111,7 @@ class Transfers:
         plan = exchange(move, self.rank)
         sends = {p.peer: self.engine.pack(array, p.index).reshape(-1) for p in plan.sends}
         recvs = {p.peer: p.size for p in plan.recvs}
-        request = self.transport.exchange(sends, recvs, array.dtype, move.axes, tag)
+        request = self._watch(self.transport.exchange(sends, recvs, array.dtype, move.axes, tag))
         add = move.kind == "accumulate"
 
         def finish() -> Array:
