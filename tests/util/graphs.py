@@ -74,3 +74,20 @@ def _random_op(g: GraphBuilder, x: str, live: Sequence[str], rng: np.random.Gene
     if kind == "norm":
         return g.norm(x, affine=bool(rng.random() < 0.7))
     return getattr(g, kind)(x)
+
+
+def residual_network(classes: int = 5) -> Graph:
+    """A small ResNet: stem, a plain block, a strided block with projection, batch norm, dropout, and a classifier."""
+    g = GraphBuilder(input=(9, 8, 3), name="small resnet")
+
+    def conv_norm(x: str, filters: int, kernel: int, stride: int, name: str) -> str:
+        y = g.conv(x, filters, kernel, stride, kernel // 2, bias=False, name=f"{name}.conv")
+        return g.norm(y, name=f"{name}.norm")
+
+    x = g.max_pool(g.relu(conv_norm(g.input, 6, 3, 1, "stem")), 3, 1, pad=1, name="pool")
+    y = g.relu(conv_norm(x, 6, 3, 1, "block1.1"))
+    x = g.relu(g.add([conv_norm(y, 6, 3, 1, "block1.2"), x]))
+    y = g.relu(conv_norm(x, 8, 3, 2, "block2.1"))
+    x = g.relu(g.add([conv_norm(y, 8, 3, 1, "block2.2"), conv_norm(x, 8, 1, 2, "block2.skip")]))
+    x = g.dropout(g.global_avg_pool(x), 0.2, name="dropout")
+    return g.build(g.linear(x, classes, name="fc")).with_loss(LOSSES["cross_entropy"](0.1))
