@@ -2,7 +2,8 @@
 
 For a price lambda per unit of memory, minimising cost + lambda * memory is a search without a limit, and its value less
 lambda * limit is a lower bound. The best price is found by walking the lower convex hull of (memory, cost) between one
-choice that fits and one that does not. Where hull and best fitting choice do not meet, the node with the largest
+choice that fits and one that does not. Where hull and best fitting choice do not
+meet, configurations whose own bound exceeds that choice are dropped, then the node with the largest
 difference of memory between the two is split in two and both halves are bounded again, best bound first. The answer
 is exact when the bounds meet; otherwise the gap is reported.
 """
@@ -18,7 +19,8 @@ import numpy as np
 from lbpar.errors import PlanError
 from lbpar.plan.factors import Floats, Ints, Problem, Workshop
 from lbpar.plan.prune import restrict
-from lbpar.plan.search import Found, Solution, run
+from lbpar.plan.search import CHEAP_CELLS, Found, Solution, run
+from lbpar.plan.tighten import narrow
 
 NODES = 120  # subproblems of the branch and bound
 STEPS = 40  # prices tried for one subproblem
@@ -49,6 +51,7 @@ class _Limited:
         self.problem, self.memory = problem, memory
         self.limit, self.states_limit, self.seed = limit, states_limit, seed
         self.best = _Best()
+        self.price = 0.0  # the price that gave the last subproblem its best bound
 
     def priced(self, allowed: list[Ints], price: float) -> tuple[_Point, float]:
         """Best choice within ``allowed`` at ``price``, and a lower bound of cost + price * memory."""
@@ -80,6 +83,7 @@ class _Limited:
     def dual(self, allowed: list[Ints]) -> tuple[float, _Point | None, _Point | None]:
         """Lower bound over ``allowed``, with the hull's last points that do not and that do fit."""
         over, bound = self.priced(allowed, 0.0)
+        self.price = 0.0
         if over.memory <= self.limit:
             return bound, None, over
         tight = [a[m[a] == m[a].min()] for m, a in zip(self.memory, allowed, strict=True)]
@@ -89,7 +93,8 @@ class _Limited:
                 break
             price = (under.cost - over.cost) / (over.memory - under.memory)
             point, value = self.priced(allowed, price)
-            bound = max(bound, value - price * self.limit)
+            if value - price * self.limit > bound:
+                bound, self.price = value - price * self.limit, price
             line = over.cost + price * over.memory
             if point.cost + price * point.memory >= line - CLOSE * abs(line):
                 break
@@ -98,6 +103,14 @@ class _Limited:
             else:
                 over = point
         return bound, over, under
+
+    def fixed(self, allowed: list[Ints]) -> list[Ints]:
+        """Drop configurations whose priced bound exceeds the best fitting choice (Lagrangian variable fixing)."""
+        smaller = restrict(self.problem, allowed, Workshop())
+        unary = [u + self.price * m[a] for u, m, a in zip(smaller.unary, self.memory, allowed, strict=True)]
+        ceiling = self.best.total + self.price * self.limit
+        narrowed = narrow(Problem(unary, smaller.factors), lambda p: False, CHEAP_CELLS, ceiling)
+        return [a[k] for a, k in zip(allowed, narrowed.kept, strict=True)]
 
 
 def within_memory(
@@ -134,6 +147,10 @@ def within_memory(
             f"of which {largest!r} needs {least[largest]:.6g}; raise the limit or use more processes"
         )
     bound, over, under = limited.dual(start)
+    if bound < limited.best.total - CLOSE * abs(limited.best.total) < float("inf"):
+        start = limited.trim(limited.fixed(start)) or start
+        again, over, under = limited.dual(start)
+        bound = max(bound, again)
     heap: list[tuple[float, int, list[Ints], _Point | None, _Point | None]] = [(bound, 0, start, over, under)]
     count = 0
     while heap:
