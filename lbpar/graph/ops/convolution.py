@@ -6,6 +6,7 @@ the data gradient of a convolution with the same array.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -78,6 +79,54 @@ class _Filter(Op):
     def _attrs(self) -> tuple[tuple[str, object], ...]:
         return (("windows", self._windows()),)
 
+    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
+        n, *spatial, _ = self.infer(xs)
+        return dict(self._loops(n, tuple(spatial), xs[0][-1]))
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        taps, c = prod(self.kernel), xs[0][-1]
+        w = self._operands(xs, by_output=True)[2]
+        out = {
+            "weight": Param(w.dims, self.init, "weight", taps * c // self.groups, taps * self.filters // self.groups)
+        }
+        if self.bias:
+            out["bias"] = Param((self._channel(self.filters, "F"),), "zeros", "bias")
+        return out
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        x, y, w = self._operands(xs, by_output=True)
+        loops = self._loops(y.shape[0], y.shape[1:-1], xs[0][-1])
+        bias = (Operand("bias", (self._channel(self.filters, "F"),)),) if self.bias else ()
+        return (Kernel(f"{self.kind}_forward", loops, (x, w, *bias), (y,), self._attrs(), self._flops(xs)),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        n, spatial, c = self._check(xs)
+        kernels = []
+        if "dweight" in wanted:
+            x, y, w = self._operands(xs, by_output=True)
+            loops, dy = self._loops(n, y.shape[1:-1], c), like("dy", y)
+            name, flops = f"{self.kind}_backward_weights", self._flops(xs)
+            kernels.append(Kernel(name, loops, (x, dy), (like("dweight", w),), self._attrs(), flops))
+            if self.bias:
+                # No C among its loops: every rank of a split sum holds the whole dy.
+                inside = tuple((loop, e) for loop, e in loops if loop != "C")
+                db = Operand("dbias", (self._channel(self.filters, "F"),))
+                kernels.append(Kernel("bias_backward", inside, (dy,), (db,)))
+        if "dx0" in wanted:
+            x, y, w = self._operands(xs, by_output=False)
+            loops, reads = self._loops(n, spatial, c), (like("dy", y), w)
+            name, flops = f"{self.kind}_backward_data", self._flops(xs)
+            kernels.append(Kernel(name, loops, reads, (like("dx0", x),), self._attrs(), flops))
+        return tuple(kernels)
+
+    @abstractmethod
+    def _operands(self, xs: Sequence[Shape], *, by_output: bool) -> tuple[Operand, Operand, Operand]:
+        """x, y and the weights; spatial loops run over the output, or else over the input."""
+
+    @abstractmethod
+    def _flops(self, xs: Sequence[Shape]) -> int:
+        """Floating-point operations of one pass."""
+
 
 @dataclass(frozen=True)
 class Conv(_Filter):
@@ -97,60 +146,15 @@ class Conv(_Filter):
             out.append(o)
         return (n, *out, self.filters)
 
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        n, *spatial, _ = self.infer(xs)
-        return dict(self._loops(n, tuple(spatial), xs[0][-1]))
-
-    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
-        taps, c = prod(self.kernel), xs[0][-1]
-        w = self._operands(xs, True)[2]
-        out = {
-            "weight": Param(w.dims, self.init, "weight", taps * c // self.groups, taps * self.filters // self.groups)
-        }
-        if self.bias:
-            out["bias"] = Param((self._channel(self.filters, "F"),), "zeros", "bias")
-        return out
-
-    def _operands(self, xs: Sequence[Shape], by_output: bool) -> tuple[Operand, Operand, Operand]:
+    def _operands(self, xs: Sequence[Shape], *, by_output: bool) -> tuple[Operand, Operand, Operand]:
         n, spatial, c = self._check(xs)
-        y = self.infer(xs)
         cx, cf = self._channel(c, "C"), self._channel(self.filters, "F")
-        a, b = self._sides(n, spatial, y[1:-1], cx, cf, by_output=by_output)
+        x, y = self._sides(n, spatial, self.infer(xs)[1:-1], cx, cf, by_output=by_output)
         w = Operand("weight", (cf, *self._kernel_dims(), Index(c // self.groups, ("C",))))
-        return a, b, w
+        return like("x0", x), like("y", y), w
 
     def _flops(self, xs: Sequence[Shape]) -> int:
         return 2 * prod(self.infer(xs)) * prod(self.kernel) * xs[0][-1] // self.groups
-
-    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        a, b, w = self._operands(xs, True)
-        y = self.infer(xs)
-        loops = self._loops(y[0], y[1:-1], xs[0][-1])
-        bias = (Operand("bias", (self._channel(self.filters, "F"),)),) if self.bias else ()
-        return (
-            Kernel("conv_forward", loops, (like("x0", a), w, *bias), (like("y", b),), self._attrs(), self._flops(xs)),
-        )
-
-    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        n, spatial, c = self._check(xs)
-        y = self.infer(xs)
-        kernels = []
-        if "dweight" in wanted:
-            a, b, w = self._operands(xs, True)
-            loops = self._loops(n, y[1:-1], c)
-            reads, writes = (like("x0", a), like("dy", b)), (like("dweight", w),)
-            kernels.append(Kernel("conv_backward_weights", loops, reads, writes, self._attrs(), self._flops(xs)))
-            if self.bias:
-                kernels.append(_bias_backward(like("dy", b), loops, self._channel(self.filters, "F")))
-        if "dx0" in wanted:
-            a, b, w = self._operands(xs, False)
-            loops = self._loops(n, spatial, c)
-            kernels.append(
-                Kernel(
-                    "conv_backward_data", loops, (like("dy", b), w), (like("dx0", a),), self._attrs(), self._flops(xs)
-                )
-            )
-        return tuple(kernels)
 
 
 @dataclass(frozen=True)
@@ -172,61 +176,13 @@ class ConvTranspose(_Filter):
             raise GraphError(f"conv_transpose: the output would have spatial shape {out}; use less padding.")
         return (n, *out, self.filters)
 
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        n, *spatial, _ = self.infer(xs)
-        return dict(self._loops(n, tuple(spatial), xs[0][-1]))
-
-    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
-        taps, c = prod(self.kernel), xs[0][-1]
-        w = self._operands(xs, True)[2]
-        out = {
-            "weight": Param(w.dims, self.init, "weight", taps * c // self.groups, taps * self.filters // self.groups)
-        }
-        if self.bias:
-            out["bias"] = Param((self._channel(self.filters, "F"),), "zeros", "bias")
-        return out
-
-    def _operands(self, xs: Sequence[Shape], by_output: bool) -> tuple[Operand, Operand, Operand]:
-        # The small side (x) is the *output* side of the windows of the convolution that this op transposes.
+    def _operands(self, xs: Sequence[Shape], *, by_output: bool) -> tuple[Operand, Operand, Operand]:
+        # x is the *output* side of the windows of the convolution that this op transposes.
         n, spatial, c = self._check(xs)
-        y = self.infer(xs)
         cx, cf = self._channel(c, "C"), self._channel(self.filters, "F")
-        big, small = self._sides(n, y[1:-1], spatial, cf, cx, by_output=not by_output)
+        y, x = self._sides(n, self.infer(xs)[1:-1], spatial, cf, cx, by_output=not by_output)
         w = Operand("weight", (cx, *self._kernel_dims(), Index(self.filters // self.groups, ("F",))))
-        return small, big, w
+        return like("x0", x), like("y", y), w
 
     def _flops(self, xs: Sequence[Shape]) -> int:
         return 2 * prod(xs[0]) * prod(self.kernel) * self.filters // self.groups
-
-    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        a, b, w = self._operands(xs, True)
-        y = self.infer(xs)
-        loops = self._loops(y[0], y[1:-1], xs[0][-1])
-        bias = (Operand("bias", (self._channel(self.filters, "F"),)),) if self.bias else ()
-        reads = (like("x0", a), w, *bias)
-        return (Kernel("conv_transpose_forward", loops, reads, (like("y", b),), self._attrs(), self._flops(xs)),)
-
-    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        n, spatial, c = self._check(xs)
-        y = self.infer(xs)
-        kernels = []
-        if "dweight" in wanted:
-            a, b, w = self._operands(xs, True)
-            loops = self._loops(n, y[1:-1], c)
-            reads, writes = (like("x0", a), like("dy", b)), (like("dweight", w),)
-            kernels.append(
-                Kernel("conv_transpose_backward_weights", loops, reads, writes, self._attrs(), self._flops(xs))
-            )
-            if self.bias:
-                kernels.append(_bias_backward(like("dy", b), loops, self._channel(self.filters, "F")))
-        if "dx0" in wanted:
-            a, b, w = self._operands(xs, False)
-            loops = self._loops(n, spatial, c)
-            reads, writes = (like("dy", b), w), (like("dx0", a),)
-            kernels.append(Kernel("conv_transpose_backward_data", loops, reads, writes, self._attrs(), self._flops(xs)))
-        return tuple(kernels)
-
-
-def _bias_backward(dy: Operand, loops: Loops, channel: Index) -> Kernel:
-    inside = tuple((name, e) for name, e in loops if name != "C")  # every rank of a split sum holds the whole dy
-    return Kernel("bias_backward", inside, (dy,), (Operand("dbias", (channel,)),))
