@@ -22,17 +22,23 @@ def local_ranks() -> int:
     return 1
 
 
+def node_cores() -> int:
+    """Cores of this node that the job may use: those of the launcher, which no binding of single ranks narrows."""
+    try:
+        return len(os.sched_getaffinity(os.getppid()))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
 def share() -> int:
-    """Threads for this process: its cores if it is bound to some of the node's, else an equal share of them.
+    """Threads for this process: an equal share of the node's cores, but no more than it is bound to.
 
     ``OMP_NUM_THREADS`` wins where it is set.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if given.isdigit() and int(given) > 0:
         return int(given)
-    own = cores()
-    bound = own < (os.cpu_count() or own)
-    return own if bound else max(1, own // local_ranks())
+    return max(1, min(cores(), node_cores() // local_ranks()))
 
 
 def limit_libraries() -> None:

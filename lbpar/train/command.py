@@ -15,7 +15,7 @@ from lbpar.program.plan import Plan
 from lbpar.train.directory import check_directory, check_metrics, make_directory
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
-from lbpar.train.report import announce, report, say, state_bytes
+from lbpar.train.report import announce, process_seconds, report, say, state_bytes
 from lbpar.train.setup import build_graph, build_plan, connect_to
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
@@ -108,7 +108,7 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
         kinds = config.run.metrics
         writer = MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
     state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
-    ready = perf_counter() - started
+    ready = process_seconds() or perf_counter() - started
     if root:
         announce(trainer, resumed, state, ready)
     first_step = perf_counter()

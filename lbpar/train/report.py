@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,15 @@ def say(text: str) -> None:
 def state_bytes(trainer: Trainer) -> int:
     """Bytes of weights, running statistics and optimizer state that this rank holds."""
     return sum(a.nbytes for a in (*trainer.worker.state.values(), *trainer.optimizer.state_dict().values()))
+
+
+def process_seconds() -> float | None:
+    """Seconds since this process was started, imports included; None where Linux' ``/proc`` does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> None:
