@@ -107,15 +107,27 @@ class Machine:
         slow = parts[-1]
         if kind != "alltoall":
             return messages * slow.alpha + sent / slow.bandwidth
-        out, inside = 0.0, 1
+        alpha, beta = self.pairwise(parts)
+        out = messages * alpha + sent * beta
+        if form == "log":
+            start, slope = self.rounds(parts)
+            return np.minimum(out, start * (messages > 0) + sent * slope)
+        return out
+
+    def pairwise(self, parts: Sequence[Part]) -> tuple[float, float]:
+        """Seconds per message and per byte when everyone in a group sends to everyone."""
+        p, inside = prod(x.ways for x in parts), 1
+        alpha = beta = 0.0
         for x in parts:
             share = (inside * x.ways - inside) / (p - 1)
             inside *= x.ways
-            out = out + share * (messages * x.alpha + sent / x.bandwidth)
-        if form == "log":  # Bruck: fewer messages, each half of all data
-            rounds = _hops(p, form)
-            return np.minimum(out, rounds * (slow.alpha * (messages > 0) + sent / 2 / slow.bandwidth))
-        return out
+            alpha, beta = alpha + share * x.alpha, beta + share / x.bandwidth
+        return alpha, beta
+
+    def rounds(self, parts: Sequence[Part]) -> tuple[float, float]:
+        """Start and seconds per byte of the same in log p rounds (Bruck), each of which carries half of all data."""
+        hops = _hops(prod(x.ways for x in parts), "log")
+        return hops * parts[-1].alpha, hops / 2 / parts[-1].bandwidth
 
     def copy_seconds(self, size: Many) -> Many:
         """Seconds to read and write so many bytes in the device's memory."""

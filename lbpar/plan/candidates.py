@@ -1,0 +1,176 @@
+"""Candidate op grids: which axes may split which loops of an op.
+
+The rules that keep the space small (the command prints those that were in force):
+
+1. Axes of one size are interchangeable but for the speed of their links, so only numbers of axes per loop matter: samples,
+   depth, height, width take the slowest axes in this order, channels and filters the fastest; idle axes lie between.
+2. Where both channels and filters are split, both orders are candidates, so that the filters of one layer can be the channels
+   of the next on the same axes. Channels of layers without weights come in every such order, too.
+3. No loop is split into more parts than it has indices.
+4. Spatial loops of equal extent are split in the order depth, height, width: a later one never more often.
+5. A flattened dimension is split along samples and its first spatial dimension (evenly) only; a concatenation is not split along
+   channels; a grouped convolution along whole groups, evenly.
+6. More than a certain number of processes get axes of 4, 8 or 16 instead of 2.
+7. Idle axes are considered where using them does not shorten the op's computation much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import le
+
+from lbpar.layout.grid import Axes, Grid
+
+SPATIAL = ("D", "H", "W")
+OpGrid = dict[str, Axes]
+
+#: Most axes of a planner's grid; more processes get larger axes.
+MOST_AXES = 6
+
+
+def planning_grid(procs: int, most_axes: int = MOST_AXES) -> Grid:
+    """The grid to plan on: prime axes, or products of them where those would be too many.
+
+    Equal axes are worth more than small ones (they are interchangeable), so powers of one prime merge evenly.
+
+    >>> str(planning_grid(64)), str(planning_grid(1024)), str(planning_grid(12))
+    ('2·2·2·2·2·2', '4·4·4·4·4', '2·2·3')
+    """
+    primes = Grid.of(procs).sizes
+    if len(primes) <= most_axes:
+        return Grid(primes)
+    powers = {p: primes.count(p) for p in dict.fromkeys(primes)}
+    step = 2
+    while True:
+        sizes: list[int] = []
+        for p, n in powers.items():
+            whole, rest = divmod(n, step)
+            sizes += [p**rest] * (rest > 0) + [p**step] * whole
+        if len(sizes) <= max(most_axes, len(powers)):
+            return Grid(tuple(sizes))
+        step += 1
+
+
+def _splits(count: int, loops: int) -> Iterator[tuple[int, ...]]:
+    """Ways to deal ``count`` equal axes to ``loops`` loops, some left over."""
+    if loops == 0:
+        yield ()
+        return
+    for first in range(count + 1):
+        for rest in _splits(count - first, loops - 1):
+            yield (first, *rest)
+
+
+def candidates(kind: str, loops: Mapping[str, int], grid: Grid) -> tuple[OpGrid, ...]:
+    """All candidate grids of an op, by the rules of this module; idle ones included.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of op.
+    loops : mapping
+        Its loops and their extents, as `Op.loops` gives them.
+    grid : Grid
+        The processes.
+    """
+    extents = dict(loops)
+    names = [n for n, e in loops.items() if e > 1 and _may_split(kind, n, extents)]
+    slow = tuple(n for n in ("N", *SPATIAL) if n in names)
+    fast = tuple(n for n in ("F", "C", "G") if n in names)
+    # How often a loop may be split: at most once per index, evenly where the rules say so.
+    even = [n for n in names if (kind == "flatten" and n != "N") or n == "G"]
+    most = tuple(grid.size if extents[n] >= grid.size and n not in even else extents[n] for n in (*slow, *fast))
+    spatial = [n for n in SPATIAL if n in extents]
+    pairs = zip(spatial, spatial[1:], strict=False)
+    ordered = tuple((a, b) for a, b in pairs if extents[a] == extents[b] and a in slow and b in slow)
+    return _candidates(slow, fast, most, ordered, tuple(even), kind not in WEIGHTED, grid)
+
+
+@lru_cache(maxsize=4096)
+def _candidates(
+    slow: tuple[str, ...],
+    fast: tuple[str, ...],
+    most: tuple[int, ...],
+    ordered: tuple[tuple[str, str], ...],
+    even: tuple[str, ...],
+    weightless: bool,
+    grid: Grid,
+) -> tuple[OpGrid, ...]:
+    """Deal the axes of each size to the loops in every way that ``most`` (parts per loop) allows."""
+    names = (*slow, *fast)
+    by_size: dict[int, list[int]] = {}
+    for a in reversed(grid.axes):  # slowest first
+        if grid.sizes[a] > 1:
+            by_size.setdefault(grid.sizes[a], []).append(a)
+    dealt: list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = [((), tuple(1 for _ in names))]
+    for size, axes in by_size.items():
+        splits = list(_splits(len(axes), len(names)))
+        longer = [((*done, split), _times(ways, size, split)) for done, ways in dealt for split in splits]
+        dealt = [(done, ways) for done, ways in longer if all(map(le, ways, most))]
+    out: dict[tuple[tuple[str, Axes], ...], OpGrid] = {}
+    at = {n: i for i, n in enumerate(names)}
+    for numbers, ways in dealt:
+        if any(ways[at[b]] > ways[at[a]] for a, b in ordered) or any(most[at[n]] % ways[at[n]] for n in even):
+            continue
+        for made in _assign(slow, fast, list(by_size.values()), numbers, weightless):
+            out[tuple(sorted(made.items()))] = made
+    return tuple(out.values())
+
+
+def _times(ways: tuple[int, ...], size: int, split: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(w * size**k for w, k in zip(ways, split, strict=True))
+
+
+WEIGHTED = ("conv", "conv_transpose", "linear")
+
+
+def _may_split(kind: str, loop: str, extents: Mapping[str, int]) -> bool:
+    if kind == "concat":
+        return loop != "C"
+    if kind == "flatten":
+        first = next((s for s in SPATIAL if s in extents), "C")
+        return loop in ("N", first)
+    if "G" in extents and extents["G"] > 1:
+        return loop not in ("F", "C")
+    return True
+
+
+def _assign(
+    slow: Sequence[str],
+    fast: Sequence[str],
+    by_size: list[list[int]],
+    dealt: tuple[tuple[int, ...], ...],
+    weightless: bool,
+) -> Iterator[OpGrid]:
+    """Axes for the dealt numbers: one grid, or one per order of the fast loops."""
+    base: dict[str, list[int]] = {n: [] for n in (*slow, *fast)}
+    ends: list[list[int]] = []
+    for axes, numbers in zip(by_size, dealt, strict=True):
+        at = 0
+        for loop, k in zip(slow, numbers, strict=False):
+            base[loop] += axes[at : at + k]
+            at += k
+        left = sum(numbers[len(slow) :])
+        ends.append(axes[len(axes) - left :] if left else [])
+    counts = {loop: [d[len(slow) + i] for d in dealt] for i, loop in enumerate(fast)}
+    used = [loop for loop in fast if any(counts[loop])]
+    start = {n: tuple(sorted(v, reverse=True)) for n, v in base.items() if v}
+    if not used:
+        yield start
+    elif len(used) == 1:
+        axes = tuple(sorted((a for e in ends for a in e), reverse=True))
+        yield {**start, used[0]: axes}
+        if weightless:
+            for i in range(1, len(axes)):
+                yield {**start, used[0]: (*axes[i:], *axes[:i])}
+    else:
+        for order in (used, used[::-1]):
+            made = dict(start)
+            for i, end in enumerate(ends):
+                at = 0
+                for loop in order:
+                    k = counts[loop][i]
+                    made[loop] = (*made.get(loop, ()), *end[at : at + k])
+                    at += k
+            yield {n: tuple(sorted(v, reverse=True)) for n, v in made.items()}

@@ -1,0 +1,345 @@
+"""`strategy: auto`: the cheapest plan of the stated space, within a memory limit.
+
+The search minimises the sum of all steps, exactly, over candidate grids (`lbpar.plan.candidates`). Where the machine hides
+communication behind computation, it is run once more with the sums of weight gradients at a discount. Both optima and the
+named strategies are lowered and simulated on two queues, and the fastest that fits in memory is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from lbpar.cost.machine import Machine
+from lbpar.cost.memory import Memory, memory
+from lbpar.cost.price import Price, price
+from lbpar.cost.simulate import Simulation, simulate
+from lbpar.errors import PlanError
+from lbpar.graph.graph import Graph
+from lbpar.layout.grid import Grid
+from lbpar.plan.assign import assign
+from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
+from lbpar.plan.costs import Tables, build_tables
+from lbpar.plan.node_costs import Pricing
+from lbpar.plan.search import Solution, minimise
+from lbpar.plan.strategies import STRATEGIES, strategy_plan
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Program
+
+#: Search again under a tighter limit at most so often, until the peak by liveness fits.
+TIGHTEN = 8
+#: Part of the weight gradients' sums that the second search takes as hidden behind computation.
+HIDDEN = 0.9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One plan, lowered and priced.
+
+    ``name``: how it was made; ``total``: all steps one after the other [s]; ``step``: with overlap.
+    """
+
+    name: str
+    plan: Plan
+    program: Program
+    price: Price
+    memory: Memory
+    step: Simulation
+
+    @property
+    def seconds(self) -> float:
+        """The predicted step time."""
+        return self.step.seconds
+
+
+@dataclass
+class Choice:
+    """What the planner chose, and what it knows about it.
+
+    Parameters
+    ----------
+    plan : Plan
+        The chosen plan.
+    outcome : Outcome
+        It, lowered and priced.
+    solution : Solution
+        The search that found it (or, if a named strategy was taken, would have).
+    tables : Tables
+        Candidates and costs.
+    space : mapping
+        The space and the rules in force, in words and numbers.
+    others : tuple of Outcome
+        Named strategies and the best single grid, fastest first; empty if none were compared.
+    limit : int or None
+        Memory limit in bytes.
+    search_seconds : float
+        Time that pricing and searching took.
+    notes : list of str
+        What the user should know.
+    """
+
+    plan: Plan
+    outcome: Outcome
+    solution: Solution
+    tables: Tables
+    machine: Machine
+    batch: int
+    dtype: str
+    optimizer: str
+    space: dict[str, object]
+    others: tuple[Outcome, ...] = ()
+    limit: int | None = None
+    search_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How plans of one run are priced."""
+
+    graph: Graph
+    batch: int
+    machine: Machine
+    dtype: str
+    optimizer: str
+
+    def outcome(self, name: str, plan: Plan) -> Outcome:
+        """Lower and price a plan."""
+        program = lower(self.graph, plan, self.batch)
+        priced = price(program, self.machine, self.dtype, self.optimizer)
+        held = memory(program, self.dtype, self.optimizer)
+        return Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine))
+
+
+def choose_plan(
+    graph: Graph,
+    batch: int,
+    procs: int,
+    machine: Machine,
+    *,
+    memory_limit: int | None = None,
+    dtype: str = "float32",
+    optimizer: str = "momentum",
+    layers: Mapping[str, Mapping[str, int | Sequence[int]]] | None = None,
+    compare: bool = True,
+    most_axes: int = MOST_AXES,
+) -> Choice:
+    """Choose the grid of every layer.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network, with its loss.
+    batch : int
+        Global number of samples.
+    procs : int
+        Number of processes.
+    machine : Machine
+        What to price with.
+    memory_limit : int, optional
+        Bytes that one process may use.
+    dtype, optimizer : str
+        Type of activations; a key of `lbpar.cost.price.SLOTS`.
+    layers : mapping, optional
+        Grids that are given: layer to ways (or axes) per loop.
+    compare : bool
+        Also price the named strategies and take the fastest of all.
+    most_axes : int
+        Axes to split the processes into at most; more find finer plans and take longer.
+
+    Raises
+    ------
+    PlanError
+        Nothing fits in memory (says what the smallest footprint is), or a given grid is impossible.
+    """
+    started = perf_counter()
+    grid = planning_grid(procs, most_axes)
+    fixed = {name: assign(name, ways, grid) for name, ways in (layers or {}).items()}
+    pricing = Pricing(machine, grid, dtype, optimizer)
+    tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
+    settings = Settings(graph, batch, machine, dtype, optimizer)
+    found = [_search(settings, tables, grid, memory_limit, 0.0)]
+    if compare and machine.file.overlap > 0:
+        found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap))
+    spent = perf_counter() - started
+    others: list[Outcome] = []
+    if compare:
+        others = [settings.outcome(n, strategy_plan(n, graph, grid, batch, fixed)) for n in STRATEGIES]
+        uniform = single_grid(tables, grid)
+        if uniform is not None:
+            others.append(settings.outcome("best single grid", uniform))
+        others.sort(key=lambda o: o.seconds)
+    fitting = [o for o in others if memory_limit is None or o.memory.peak <= memory_limit]
+    best, solution = min(found, key=lambda f: f[0].seconds)
+    if fitting and fitting[0].seconds < best.seconds * (1 - 1e-9):
+        best = fitting[0]
+    space = _space(tables, solution, grid, procs)
+    choice = Choice(
+        best.plan, best, solution, tables, machine, batch, dtype, optimizer, space, tuple(others), memory_limit, spent
+    )
+    choice.notes += list(_notes(choice, procs, grid))
+    return choice
+
+
+def plan_of(tables: Tables, choice: Mapping[str, int], grid: Grid) -> Plan:
+    """The plan that gives every group its chosen candidate."""
+    ops = {m: tables.nodes[name].grids[choice[name]] for name, members in tables.groups.items() for m in members}
+    return Plan(grid, ops)
+
+
+def _search(
+    settings: Settings, tables: Tables, grid: Grid, limit: int | None, hidden: float
+) -> tuple[Outcome, Solution]:
+    """Optimum of the tables, under the limit if there is one, with the peak checked by liveness."""
+    costs = {n: t.seconds - hidden * t.summed for n, t in tables.nodes.items()}
+    held = {n: t.memory for n, t in tables.nodes.items()}
+    name = "search, sums of gradients hidden" if hidden else "search"
+    solution = minimise(costs, tables.edges, memory=held)
+    outcome = settings.outcome(name, plan_of(tables, solution.choice, grid))
+    if limit is None or outcome.memory.peak <= limit:
+        return outcome, solution
+    assert solution.memory is not None
+    budget = max(0.0, limit - max(0.0, outcome.memory.peak - solution.memory))
+    smallest = None
+    for _ in range(TIGHTEN):
+        try:
+            solution = minimise(costs, tables.edges, memory=held, limit=budget)
+        except PlanError:
+            if smallest is None:
+                smallest = _smallest(settings, tables, grid)
+            if smallest[0].memory.peak > limit:
+                raise PlanError(too_small(limit, smallest[0].memory)) from None
+            return smallest
+        outcome = settings.outcome(name, plan_of(tables, solution.choice, grid))
+        if outcome.memory.peak <= limit:
+            return outcome, solution
+        assert solution.memory is not None
+        budget = min(budget, solution.memory) - (outcome.memory.peak - limit)
+    smallest = _smallest(settings, tables, grid)
+    if smallest[0].memory.peak > limit:
+        raise PlanError(too_small(limit, smallest[0].memory))
+    return smallest
+
+
+def _smallest(settings: Settings, tables: Tables, grid: Grid) -> tuple[Outcome, Solution]:
+    """The plan of least memory; among equals the cheapest."""
+    scale = sum(float(t.seconds.max()) for t in tables.nodes.values()) or 1.0
+    least = min(float(t.memory[t.memory > 0].min(initial=1.0)) for t in tables.nodes.values())
+    costs = {n: t.memory + 1e-6 * least * t.seconds / scale for n, t in tables.nodes.items()}
+    solution = minimise(costs, {}, memory={n: t.memory for n, t in tables.nodes.items()})
+    return settings.outcome("least memory", plan_of(tables, solution.choice, grid)), solution
+
+
+def too_small(limit: int, held: Memory) -> str:
+    """Message: nothing fits; the smallest footprint and what dominates it."""
+    name, size = next(iter(held.largest.items()))
+    return (
+        f"memory: no plan fits in {human_bytes(limit)} per process. The smallest footprint found is {human_bytes(held.peak)} "
+        f"(weights {human_bytes(held.weights)}, optimizer {human_bytes(held.optimizer)}, activations "
+        f"{human_bytes(held.activations + held.ghosts)}), reached at {held.where}; the largest array is {name}, {human_bytes(size)}. "
+        "Use more processes, a smaller batch, or a larger limit."
+    )
+
+
+def human_bytes(n: float) -> str:
+    """``1.5 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000 or unit == "GB":
+            return f"{n:.3g} {unit}" if abs(n) < 1000 else f"{n:,.0f} {unit}"
+        n /= 1000
+    raise AssertionError
+
+
+def single_grid(tables: Tables, grid: Grid) -> Plan | None:
+    """The best plan in which all layers split alike: one number of axes per loop for the whole network.
+
+    Filters of a layer with weights stand for channels of the others; a layer that cannot take the grid takes the part of it
+    that it can.
+    """
+    seen: dict[tuple[tuple[str, tuple[int, ...]], ...], OpGrid] = {}
+    for t in tables.nodes.values():
+        for g in t.grids:
+            if not {"C", "G"} & set(g) or "F" not in g:
+                uniform = {("K" if loop in ("F", "C", "G") else loop): axes for loop, axes in g.items()}
+                if grid.ways(tuple(a for axes in uniform.values() for a in axes)) == grid.size:
+                    seen[tuple(sorted(uniform.items()))] = uniform
+    best: tuple[float, dict[str, int]] | None = None
+    where = {n: {tuple(sorted(g.items())): i for i, g in enumerate(t.grids)} for n, t in tables.nodes.items()}
+    for uniform in seen.values():
+        numbers = {n: _closest(where[n], uniform) for n in tables.nodes}
+        if any(i is None for i in numbers.values()):
+            continue
+        picked = {n: int(i) for n, i in numbers.items() if i is not None}
+        total = total_of(tables, picked)
+        if best is None or total < best[0]:
+            best = (total, picked)
+    return None if best is None else plan_of(tables, best[1], grid)
+
+
+def _closest(where: Mapping[tuple, int], uniform: OpGrid) -> int | None:
+    spatial = [loop for loop in ("W", "H", "D") if loop in uniform]
+    for dropped in (
+        (),
+        ("K",),
+        *(tuple(spatial[: i + 1]) for i in range(len(spatial))),
+        ("K", *spatial),
+        ("K", "N", *spatial),
+    ):
+        for channel in ("F", "C", "G"):
+            g = {(channel if k == "K" else k): a for k, a in uniform.items() if k not in dropped}
+            if tuple(sorted(g.items())) in where:
+                return where[tuple(sorted(g.items()))]
+    return None
+
+
+def total_of(tables: Tables, choice: Mapping[str, int]) -> float:
+    """Objective of a choice of candidates."""
+    total = sum(float(t.seconds[choice[n]]) for n, t in tables.nodes.items())
+    return total + sum(float(e.table[e.rows[choice[a]], e.columns[choice[b]]]) for (a, b), e in tables.edges.items())
+
+
+def _space(tables: Tables, solution: Solution, grid: Grid, procs: int) -> dict[str, object]:
+    counts = [len(t.seconds) for t in tables.nodes.values()]
+    primes = Grid.of(procs).sizes
+    return {
+        "plans": solution.space_size,
+        "nodes": len(counts),
+        "candidates_most": max(counts),
+        "candidates_mean": float(np.mean(counts)),
+        "grid": list(grid.sizes),
+        "axes_merged": len(grid.sizes) < len(primes),
+        "states": solution.states,
+        "width": solution.width,
+        "exact": solution.exact,
+        "gap": solution.gap,
+        "objective": solution.total,
+    }
+
+
+def _notes(choice: Choice, procs: int, grid: Grid) -> Iterator[str]:
+    if choice.space["axes_merged"]:
+        yield f"Space: {procs} processes are planned as {grid}, in larger axes than their prime factors {Grid.of(procs)}; splits of other sizes were not tried."
+    large = max(grid.sizes, default=1)
+    extents = {}
+    for node in choice.outcome.program.graph.ops:
+        for loop, e in node.op.loops(choice.outcome.program.graph.input_shapes(node.name, choice.batch)).items():
+            extents[loop] = max(extents.get(loop, 0), e)
+    if large > 16 and Grid.of(procs).sizes[-1] == large:
+        near = sorted(
+            (n for n in range(max(2, procs - procs // 8), procs + procs // 8 + 1) if max(Grid.of(n).sizes) <= 5),
+            key=lambda n: abs(n - procs),
+        )
+        hint = f"; {' or '.join(map(str, sorted(near[:2])))} processes could be arranged in many ways" if near else ""
+        yield f"Processes: {procs} has the prime factor {large}, which a loop takes whole or not at all{hint}."
+    if not choice.solution.exact:
+        yield f"Search: bounded, not exact; no plan of this space is more than {100 * choice.solution.gap:.2g} % cheaper."
+    used = max((grid.ways(tuple(a for axes in g.values() for a in axes)) for g in choice.plan.ops.values()), default=1)
+    if used < grid.size:
+        yield f"Processes: no layer splits over more than {used} of {grid.size}; the rest repeats the same work. Use {used} processes."
+    peak, device = choice.outcome.memory.peak, choice.machine.memory
+    if choice.limit is None and peak > device:
+        yield f"Memory: the plan needs {human_bytes(peak)} per process, a device of {choice.machine.name} has {human_bytes(device)}; give --memory to plan within it."
