@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from operator import le
 
 from lbpar.layout.grid import Axes, Grid
@@ -82,7 +83,7 @@ def candidates(kind: str, loops: Mapping[str, int], grid: Grid) -> tuple[OpGrid,
     even = [n for n in names if (kind == "flatten" and n != "N") or n == "G"]
     most = tuple(grid.size if extents[n] >= grid.size and n not in even else extents[n] for n in (*slow, *fast))
     spatial = [n for n in SPATIAL if n in extents]
-    pairs = zip(spatial, spatial[1:], strict=False)
+    pairs = pairwise(spatial)
     ordered = tuple((a, b) for a, b in pairs if extents[a] == extents[b] and a in slow and b in slow)
     return _candidates(slow, fast, most, ordered, tuple(even), kind not in WEIGHTED, grid)
 
@@ -159,11 +160,11 @@ def _assign(
     if not used:
         yield start
     elif len(used) == 1:
-        axes = tuple(sorted((a for e in ends for a in e), reverse=True))
-        yield {**start, used[0]: axes}
+        all_of = tuple(sorted((a for e in ends for a in e), reverse=True))
+        yield {**start, used[0]: all_of}
         if weightless:
-            for i in range(1, len(axes)):
-                yield {**start, used[0]: (*axes[i:], *axes[:i])}
+            for i in range(1, len(all_of)):
+                yield {**start, used[0]: (*all_of[i:], *all_of[:i])}
     else:
         for order in (used, used[::-1]):
             made = dict(start)

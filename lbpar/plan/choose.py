@@ -31,7 +31,7 @@ from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
-TIGHTEN = 8
+TIGHTEN = 4
 #: Part of the weight gradients' sums that the second search takes as hidden behind computation.
 HIDDEN = 0.9
 
@@ -324,10 +324,6 @@ def _notes(choice: Choice, procs: int, grid: Grid) -> Iterator[str]:
     if choice.space["axes_merged"]:
         yield f"Space: {procs} processes are planned as {grid}, in larger axes than their prime factors {Grid.of(procs)}; splits of other sizes were not tried."
     large = max(grid.sizes, default=1)
-    extents = {}
-    for node in choice.outcome.program.graph.ops:
-        for loop, e in node.op.loops(choice.outcome.program.graph.input_shapes(node.name, choice.batch)).items():
-            extents[loop] = max(extents.get(loop, 0), e)
     if large > 16 and Grid.of(procs).sizes[-1] == large:
         near = sorted(
             (n for n in range(max(2, procs - procs // 8), procs + procs // 8 + 1) if max(Grid.of(n).sizes) <= 5),

@@ -161,7 +161,7 @@ def move_table(
         out[at] += copy(product(pattern.final, at))
     at = pattern.exchanges
     if at.size:
-        sent, kept, count = pattern.exchange(lengths, item)
+        sent, count = pattern.exchange(lengths, item)
         moved, swap = pattern.moved[at], pattern.swaps
         seconds = np.empty(at.size)
         seconds[swap] = links.alltoall(moved[swap], sent[swap], count[swap])
@@ -274,8 +274,8 @@ class _Pattern:
                 )
             )
 
-    def exchange(self, lengths: list[Floats], item: int) -> tuple[Floats, Floats, Floats]:
-        """Bytes sent, bytes kept and messages of each exchange of everyone with everyone.
+    def exchange(self, lengths: list[Floats], item: int) -> tuple[Floats, Floats]:
+        """Bytes and messages sent in each exchange of everyone with everyone.
 
         Digit by digit (a place in a cut is a digit of the index): where both layouts cut, one reader per digit wants what is
         held; beyond the source's cut all values of a digit are held, for as many readers as the axis has.
@@ -284,7 +284,7 @@ class _Pattern:
         for part, length in zip(self.parts, lengths, strict=True):
             a, b, c = part.terms(length)
             sent, kept, count = sent * a, kept * b, count * c
-        return np.maximum(0.0, sent - kept), kept, np.maximum(0, count - (kept > 0))
+        return np.maximum(0.0, sent - kept), np.maximum(0, count - (kept > 0))
 
 
 @dataclass(frozen=True)

@@ -188,10 +188,10 @@ class _Node:
                     self.halo(self.side(o, kernel, written=False), self.p.item)
                 self.done.add(key)
             elif o.value in self.written:
-                operand, held = self.written[o.value]
-                key = (o.value, o.varying)
-                if key not in self.done:
-                    self.done.add(key)
+                held = self.written[o.value][1]
+                seen = (o.value, o.varying)
+                if seen not in self.done:
+                    self.done.add(seen)
                     self.allreduce(o, kernel, held & ~self.partial(o, kernel, written=False))
         for o in kernel.writes:
             if o.value not in self.params:
