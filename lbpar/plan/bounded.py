@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lbpar.plan.exact import solve
-from lbpar.plan.factors import Eliminated, Factor, Floats, Problem, Workshop
+from lbpar.plan.factors import Eliminated, Factor, Floats, Problem, Workshop, row
 from lbpar.plan.order import Order, best_order
 
 ROUNDS = 24  # cuts tried
@@ -97,15 +97,9 @@ def mini_buckets(problem: Problem, order: Order, table_cells: int) -> tuple[floa
     for v in reversed(order.sequence):
         cost = unary[v].copy()
         for f in buckets[v]:
-            cost += _slice(f, v, choice)
+            cost += row(f, v, choice)
         choice[v] = int(np.argmin(cost))
     return constant, choice, width, cells
-
-
-def _slice(f: Factor, v: int, choice: list[int]) -> Floats:
-    """Costs of ``f`` for every configuration of ``v``, the other variables being chosen."""
-    where = tuple(slice(None) if u == v else int(m.index[choice[u]]) for u, m in zip(f.scope, f.maps, strict=True))
-    return f.table[where][f.maps[f.scope.index(v)].index]
 
 
 def _deal(v: int, factors: list[Factor], unary: list[Floats], table_cells: int) -> list[list[Factor]]:
@@ -168,7 +162,7 @@ def settle(problem: Problem, choice: list[int]) -> list[int]:
         for v, u in enumerate(problem.unary):
             cost = u.copy()
             for f in touching[v]:
-                cost = cost + _slice(f, v, choice)
+                cost = cost + row(f, v, choice)
             c = int(np.argmin(cost))
             if cost[c] + 1e-12 * abs(cost[c]) < cost[choice[v]]:
                 choice[v], moved = c, True
@@ -221,7 +215,7 @@ def improve(problem: Problem, choice: list[int], free: list[bool]) -> tuple[list
         if len(inside) == len(f.scope):
             factors.append(Factor(tuple(local[v] for v in f.scope), f.maps, f.table))
         elif inside:  # factors of a compiled problem are pairs, so exactly one end is free
-            unary[local[inside[0]]] += _slice(f, inside[0], choice)
+            unary[local[inside[0]]] += row(f, inside[0], choice)
     rest = Problem(unary, factors)
     out = solve(rest, best_order(rest, 1 << 62, ("size",)).sequence, Workshop())
     better = list(choice)

@@ -2,10 +2,11 @@
 
 For a price lambda per unit of memory, minimising cost + lambda * memory is a search without a limit, and its value less
 lambda * limit is a lower bound. The best price is found by walking the lower convex hull of (memory, cost) between one
-choice that fits and one that does not. Where hull and best fitting choice do not
-meet, configurations whose own bound exceeds that choice are dropped, then the node with the largest
-difference of memory between the two is split in two and both halves are bounded again, best bound first. The answer
-is exact when the bounds meet; otherwise the gap is reported.
+choice that fits and one that does not. The
+points of the hull are repaired and polished into fitting choices. Where hull and best fitting choice do not meet,
+configurations whose own bound exceeds that choice are dropped, then the node with the largest difference of memory
+between the two is split in two and both halves are bounded again, best bound first. The answer is exact when the bounds
+meet; otherwise the gap is reported.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lbpar.errors import PlanError
-from lbpar.plan.factors import Floats, Ints, Problem, Workshop
+from lbpar.plan.factors import Factor, Floats, Ints, Problem, Workshop, row
 from lbpar.plan.prune import restrict
 from lbpar.plan.search import CHEAP_CELLS, Found, Solution, run
 from lbpar.plan.tighten import narrow
 
-NODES = 120  # subproblems of the branch and bound
+NODES = 60  # subproblems of the branch and bound
 STEPS = 40  # prices tried for one subproblem
 CLOSE = 1e-12  # relative difference that counts as equal
 
@@ -51,6 +52,10 @@ class _Limited:
         self.problem, self.memory = problem, memory
         self.limit, self.states_limit, self.seed = limit, states_limit, seed
         self.best = _Best()
+        self.touching: list[list[Factor]] = [[] for _ in problem.unary]
+        for f in problem.factors:
+            for v in f.scope:
+                self.touching[v].append(f)
         self.price = 0.0  # the price that gave the last subproblem its best bound
 
     def priced(self, allowed: list[Ints], price: float) -> tuple[_Point, float]:
@@ -63,9 +68,56 @@ class _Limited:
         self.best.states += found.states
         choice = [int(a[c]) for a, c in zip(allowed, found.choice, strict=True)]
         point = self.point(choice)
-        if point.memory <= self.limit and point.cost < self.best.total:
-            self.best.choice, self.best.total = choice, point.cost
+        self.offer(point)
         return point, found.total if found.exact else found.bound
+
+    def offer(self, point: _Point) -> None:
+        """Remember ``point`` if it fits and is better than what is known."""
+        if point.memory <= self.limit and point.cost < self.best.total:
+            self.best.choice, self.best.total = list(point.choice), point.cost
+
+    def local_costs(self, v: int, choice: list[int]) -> Floats:
+        """Cost of every configuration of ``v`` beside the others' choice."""
+        cost = self.problem.unary[v]
+        for f in self.touching[v]:
+            cost = cost + row(f, v, choice)
+        return cost
+
+    def polish(self, point: _Point) -> None:
+        """Improve a fitting choice one node at a time, never leaving the limit."""
+        choice, used = list(point.choice), point.memory
+        moved = True
+        while moved:
+            moved = False
+            for v, m in enumerate(self.memory):
+                cost = self.local_costs(v, choice)
+                fits = used - m[choice[v]] + m <= self.limit
+                fits[choice[v]] = True
+                c = int(np.argmin(np.where(fits, cost, np.inf)))
+                if cost[c] + CLOSE * abs(cost[c]) < cost[choice[v]]:
+                    used += m[c] - m[choice[v]]
+                    choice[v], moved = c, True
+        self.offer(self.point(choice))
+
+    def repair(self, over: _Point, under: _Point) -> None:
+        """Walk from a choice that is too large towards one that fits, cheapest byte first, and polish what fits."""
+        choice, used = list(over.choice), over.memory
+        while used > self.limit:
+            rates = {}
+            for v, m in enumerate(self.memory):
+                saved = m[choice[v]] - m[under.choice[v]]
+                if saved > 0:
+                    cost = self.local_costs(v, choice)
+                    rates[v] = (cost[under.choice[v]] - cost[choice[v]]) / saved
+            if not rates:
+                return
+            v = min(rates, key=lambda u: (rates[u], u))
+            used -= self.memory[v][choice[v]] - self.memory[v][under.choice[v]]
+            choice[v] = under.choice[v]
+        point = self.point(choice)
+        if point.memory <= self.limit:
+            self.offer(point)
+            self.polish(point)
 
     def point(self, choice: list[int]) -> _Point:
         used = float(sum(m[c] for m, c in zip(self.memory, choice, strict=True)))
@@ -102,6 +154,10 @@ class _Limited:
                 under = point
             else:
                 over = point
+        if np.isfinite(under.cost):
+            self.polish(under)
+            if np.isfinite(over.cost):
+                self.repair(over, under)
         return bound, over, under
 
     def fixed(self, allowed: list[Ints]) -> list[Ints]:
@@ -120,6 +176,7 @@ def within_memory(
     limit: float,
     space: int,
     states_limit: int,
+    gap: float,
     seed: int,
 ) -> Solution:
     """Minimise ``problem`` with the memories of the chosen configurations summing to at most ``limit``.
@@ -147,7 +204,7 @@ def within_memory(
             f"of which {largest!r} needs {least[largest]:.6g}; raise the limit or use more processes"
         )
     bound, over, under = limited.dual(start)
-    if bound < limited.best.total - CLOSE * abs(limited.best.total) < float("inf"):
+    if bound < limited.best.total - max(gap, CLOSE) * abs(limited.best.total) < float("inf"):
         start = limited.trim(limited.fixed(start)) or start
         again, over, under = limited.dual(start)
         bound = max(bound, again)
@@ -155,7 +212,7 @@ def within_memory(
     count = 0
     while heap:
         bound, _, allowed, over, under = heap[0]
-        if bound >= limited.best.total - CLOSE * abs(limited.best.total) or count >= NODES:
+        if bound >= limited.best.total - max(gap, CLOSE) * abs(limited.best.total) or count >= NODES:
             break
         heapq.heappop(heap)
         for half in _halves(allowed, occupied, over, under):

@@ -81,6 +81,12 @@ class Problem:
         return value
 
 
+def row(f: Factor, v: int, choice: Sequence[int]) -> Floats:
+    """Costs of ``f`` for every configuration of ``v``, shape (k_v,), the other variables being chosen."""
+    where = tuple(slice(None) if u == v else int(m.index[choice[u]]) for u, m in zip(f.scope, f.maps, strict=True))
+    return f.table[where][f.maps[f.scope.index(v)].index]
+
+
 def classify(matrix: Floats) -> tuple[Ints, Ints]:
     """Group equal rows of ``matrix`` (k, m): the class of each row, shape (k,), and one row number per class.
 
@@ -136,7 +142,7 @@ class Workshop:
         known = self._memo.get(("array", id(array)))
         if known is not None:
             return known
-        digest = hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=20).digest()
+        digest = hashlib.blake2b(array.tobytes(), digest_size=20).digest()
         one = self._by_content.setdefault((array.shape, array.dtype.str, digest), array)
         return self.remember(("array", id(array)), one, array, one)
 

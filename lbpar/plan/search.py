@@ -89,6 +89,7 @@ def minimise(
     memory: Mapping[Name, ArrayLike] | None = None,
     limit: float | None = None,
     states_limit: int = 1_000_000_000,
+    gap: float = 0.0,
     seed: int = 0,
 ) -> Solution:
     """Choose one configuration per node so that node plus edge costs are least.
@@ -101,6 +102,8 @@ def minimise(
     memory : for each node a vector, shape (k_v,), of what a configuration occupies; nodes left out occupy nothing.
     limit : most that the memories of the chosen configurations may sum to.
     states_limit : most table cells to evaluate in one elimination run; beyond, the search is bounded, not exact.
+    gap : with a memory limit, stop once the answer is proven within this relative gap; 0 asks for the optimum. The search
+        also stops after a fixed number of subproblems; ``Solution.gap`` says what was proven.
     seed : for the restarts of the bounded search; the exact search uses no randomness.
 
     Returns
@@ -121,7 +124,7 @@ def minimise(
     if limit is not None:
         from lbpar.plan.budget import within_memory  # budget runs this module's search for every multiplier
 
-        return within_memory(names, problem, memory or {}, limit, space, states_limit, seed)
+        return within_memory(names, problem, memory or {}, limit, space, states_limit, gap, seed)
     found = run(problem, workshop, states_limit, seed)
     if not np.isfinite(found.total):
         raise PlanError("search: every choice is forbidden (cost inf); allow at least one configuration for each node")

@@ -7,13 +7,14 @@ prototype's figures are its search alone, on two cores (lbpar.cost.papers.publis
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import resource
 import statistics
 import time
 
 from lbpar.cost.papers import published
-from lbpar.cost.papers.pase import build_tables
-from lbpar.cost.papers.pase_models import MODELS, pase_graph
+from lbpar.cost.papers.pase import Machine, build_tables
+from lbpar.cost.papers.pase_models import MODELS, pase_graph, pase_resnet101
 from lbpar.plan.papers import search_tables
 
 
@@ -30,6 +31,34 @@ def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
     return {"build": statistics.median(building), "search": statistics.median(searching), "found": found}
 
 
+def measure_wide(procs: int, batch: int, clock) -> dict:
+    """ResNet-101 on 256 x 256 images with every loop of every convolution split by any divisor, space included."""
+    graph = pase_resnet101(batch, 256)
+    for name, vertex in graph.vertices.items():
+        if vertex.kind == "conv":
+            graph.vertices[name] = dataclasses.replace(vertex, whole="")
+    start = clock()
+    tables = build_tables(graph, procs, Machine(cutoff=1))
+    middle = clock()
+    found = search_tables(tables.nodes, tables.edges)
+    end = clock()
+    most = max(map(len, tables.configurations.values()))
+    return {"build": middle - start, "search": end - middle, "found": found, "most": most}
+
+
+def wide_table(clock) -> None:
+    """Print the wide space for growing numbers of processes, with two samples per process."""
+    print("| P | configurations of a layer, at most | space | exact | states | tables, s | search, s |")
+    print("|" + " --- |" * 7)
+    for procs in (64, 256, 1024, 4096):
+        row = measure_wide(procs, 2 * procs, clock)
+        found = row["found"]
+        print(
+            f"| {procs} | {row['most']} | 10^{len(str(found.space_size)) - 1} | {found.exact} | {found.states:.1e} "
+            f"| {row['build']:.2f} | {row['search']:.2f} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
@@ -37,6 +66,9 @@ def main() -> None:
     parser.add_argument("--procs", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument(
         "--clock", choices=["cpu", "wall"], default="cpu", help="cpu: other work on the machine counts little"
+    )
+    parser.add_argument(
+        "--wide", action="store_true", help="also a space with spatial splits and no least block, to 4,096"
     )
     args = parser.parse_args()
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
@@ -59,6 +91,9 @@ def main() -> None:
                 f"| {model} | {procs} | {found.total:.6e} | {found.width} | {found.states} | 10^{digits} "
                 f"| {1e3 * row['build']:.1f} | {1e3 * row['search']:.1f} | {shown} | {ratio} |"
             )
+    if args.wide:
+        print()
+        wide_table(clock)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\nMedian of {args.repeats} runs, {args.clock} time; peak memory {peak:.0f} MiB.")
 

@@ -139,10 +139,10 @@ def pase_alexnet(batch: int) -> Graph:
     return g.graph
 
 
-def pase_resnet101(batch: int) -> Graph:
-    """ResNet-101 on 227 x 227 images."""
+def pase_resnet101(batch: int, size: int = 227) -> Graph:
+    """ResNet-101; the prototype's images are 227 x 227."""
     g = Builder()
-    x = g.conv_norm(Tensor(None, (batch, 3, 227, 227)), 64, 7, 2, 3)
+    x = g.conv_norm(Tensor(None, (batch, 3, size, size)), 64, 7, 2, 3)
     x = g.pool(x, 3, 2, 1)
     for planes, blocks, first_stride in ((64, 3, 1), (128, 4, 2), (256, 23, 2), (512, 3, 2)):
         for i in range(blocks):
