@@ -12,7 +12,7 @@ from lbpar.config.run_file import parse_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-CODE = [p for p in PAGES if "\n>>> " in p.read_text(encoding="utf-8")]
+CODE = [p for p in PAGES if re.search(r"^ *>>> ", p.read_text(encoding="utf-8"), re.MULTILINE)]
 RUN_FILES = [
     pytest.param(text, id=f"{page.stem}-{i}")
     for page in PAGES

@@ -1,4 +1,4 @@
-"""The how-tos and the API page as a reader would follow them: every file saved, every command typed, every output compared."""
+"""The README, the how-tos and the API page as a reader would follow them: every file saved, every command typed, every output compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.util.doc_pages import agrees, mpirun, needs_mpi, parts, try_page
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if needs_mpi(text) else [])
-    for page in sorted(DOCS.rglob("*.md"))
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
     if parts(text := page.read_text(encoding="utf-8"))
 ]
 
