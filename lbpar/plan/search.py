@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lbpar.errors import PlanError
-from lbpar.plan.bounded import bounded
+from lbpar.plan.bounded import ROUNDS, bounded
 from lbpar.plan.exact import solve
 from lbpar.plan.factors import Classes, Factor, Floats, Ints, Problem, Workshop
 from lbpar.plan.order import Order, best_order
@@ -101,7 +101,8 @@ def minimise(
         there and add up. Passing the same object for equal tables saves comparing them.
     memory : for each node a vector, shape (k_v,), of what a configuration occupies; nodes left out occupy nothing.
     limit : most that the memories of the chosen configurations may sum to.
-    states_limit : most table cells to evaluate in one elimination run; beyond, the search is bounded, not exact.
+    states_limit : table cells that the exact elimination may need; beyond, the search is bounded, not exact, and spends about
+        as many.
     gap : with a memory limit, stop once the answer is proven within this relative gap; 0 asks for the optimum. The search
         also stops after a fixed number of subproblems; ``Solution.gap`` says what was proven.
     seed : for the restarts of the bounded search; the exact search uses no randomness.
@@ -178,7 +179,8 @@ def run(problem: Problem, workshop: Workshop, states_limit: int, seed: int) -> F
     if fits(order, states_limit):
         found = _finish(problem, smaller, kept, order, Workshop())
         return replace(found, states=found.states + narrowed.cells)
-    rough = bounded(smaller, order, lambda o: fits(o, states_limit), states_limit, seed)
+    share = states_limit // ROUNDS  # so that all cuts together stay near the limit
+    rough = bounded(smaller, order, lambda o: fits(o, share), states_limit, seed)
     choice = [int(k[c]) for k, c in zip(kept, rough.choice, strict=True)]
     total = problem.total(choice)
     if narrowed.choice and narrowed.total < total:
