@@ -75,22 +75,32 @@ def accumulate(ghosted: Layout) -> tuple[Move, ...]:
 
 
 def _reduce(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
+    """Make the sums that ``dst`` wants made; what is replicated is cut on the way, so that no more travels than is needed."""
     todo = set(cur.partial) - set(dst.partial)
     if not todo:
         return cur
+    free = set(cur.grid.axes) - set(cur.partial) - set(cur.shard_axes)
     dims = list(cur.dims)
     scattered: list[int] = []
     for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
         new = tuple(a for a in d.all_axes if a in todo)
-        if new and len(d.factors) == 1 and len(c.factors) == 1:
-            dims[i] = Dim(c.extent, (c.extent,), (c.all_axes + new,)) if c.window is None else c
-            scattered += new if c.window is None else ()
+        if not new or c.window is not None:
+            continue
+        plain, whole = len(d.factors) == len(c.factors) == 1, not c.all_axes
+        if set(d.all_axes) - set(c.all_axes) <= todo | free and (whole or plain and _extends(d.all_axes, c.all_axes)):
+            dims[i] = d.plain
+        elif plain:
+            dims[i] = Dim(c.extent, (c.extent,), (c.all_axes + new,))
+        else:
+            continue
+        scattered += new
     if scattered:
         nxt = replace(cur, dims=tuple(dims), partial=tuple(a for a in cur.partial if a not in scattered))
         moves.append(Move("reduce_scatter", tuple(sorted(scattered)), cur, nxt))
         cur = nxt
         todo -= set(scattered)
     if todo:
+        cur = _slice(cur, dst.plain, moves)  # without ghosts: other readers may start from the sum
         nxt = replace(cur, partial=tuple(a for a in cur.partial if a not in todo))
         moves.append(Move("allreduce", tuple(sorted(todo)), cur, nxt))
         cur = nxt
@@ -99,7 +109,7 @@ def _reduce(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
 
 def _slice(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
     """Cut what is replicated: free, and it makes whatever follows smaller."""
-    used = set(cur.shard_axes)
+    used = {*cur.shard_axes, *cur.partial}
     dims = list(cur.dims)
     for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
         if c == d or used & (set(d.all_axes) - set(c.all_axes)):

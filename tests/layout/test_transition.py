@@ -32,15 +32,16 @@ TABLE = {
     "shard-to-ghosts": (Layout(G, (S8,)), Layout(G, (GHOSTS,)), ["halo"], (0,)),
     "shard-to-other-axis": (Layout(G, (S8,)), Layout(G, (T8,)), ["p2p"], (0,)),
     "replicate-to-ghosts": (Layout(G, (R8,)), Layout(G, (GHOSTS,)), ["slice"], ()),
+    "partial-to-shard-on-a-free-axis": (Layout(G, (R8,), (0,)), Layout(G, (T8,)), ["slice", "allreduce"], None),
     "nothing": (Layout(G, (S8, T8)), Layout(G, (S8, T8)), [], ()),
 }
 
 
 @pytest.mark.parametrize(("src", "dst", "kinds", "axes"), TABLE.values(), ids=TABLE.keys())
-def test_kind_of_move(src: Layout, dst: Layout, kinds: list[str], axes: tuple[int, ...]) -> None:
+def test_kind_of_move(src: Layout, dst: Layout, kinds: list[str], axes: tuple[int, ...] | None) -> None:
     moves = transition(src, dst)
     assert [m.kind for m in moves] == kinds
-    assert all(m.axes == axes for m in moves)
+    assert axes is None or all(m.axes == axes for m in moves)
 
 
 def test_minor_axes_are_gathered_among_themselves() -> None:
@@ -50,6 +51,21 @@ def test_minor_axes_are_gathered_among_themselves() -> None:
     assert (move.kind, move.axes) == ("allgather", (0,))
     (move,) = transition(Layout(G, (T8,)), fine)
     assert move.kind == "slice"
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+def test_sums_are_scattered_over_free_axes_as_well(axes: tuple[int, ...]) -> None:
+    """Replicas along an idle axis each sum only the part that they will hold: no p times the traffic (openxla/xla #47945)."""
+    (move,) = transition(Layout(G, (Dim.whole(12),), (1,)), Layout(G, (Dim(12, (12,), (axes,)),)))
+    assert (move.kind, move.axes) == ("reduce_scatter", (1,))
+    assert {volume(move, r).elements for r in range(6)} == {2 * 12 // 6}
+
+
+def test_sums_have_no_ghosts() -> None:
+    """The next reader of the sum may want other ghosts, or none."""
+    moves = transition(Layout(G, (R8,), (1,)), Layout(G, (GHOSTS,)))
+    assert [m.kind for m in moves] == ["slice", "allreduce", "halo"]
+    assert not moves[1].dst.has_ghosts
 
 
 def test_sums_are_made_never_undone() -> None:
