@@ -1,0 +1,107 @@
+"""The parity tool finds what is wrong, names it, and passes what is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lbpar.config.run_file import parse_run
+from lbpar.errors import ConfigError, PlanError
+from lbpar.plan.resolve import save_plan
+from lbpar.train import kernels
+from lbpar.train.kernels import Bound
+from lbpar.train.setup import build_graph, build_plan
+from lbpar.transport.single import SingleTransport
+from lbpar.verify.command import main
+from lbpar.verify.run import Verification, named_plans, verify_plans
+
+RUN = """
+model:
+  input: [7, 6, 2]
+  layers:
+    - {op: conv, filters: 4, kernel: 3, pad: 1, name: c}
+    - {op: norm, name: n}
+    - {op: leaky_relu, name: r}
+    - {op: dropout, rate: 0.3}
+    - {op: global_avg_pool}
+    - {op: linear, features: 3, name: fc}
+data: {train: synthetic}
+train: {batch: 5, optimizer: {name: sgd, lr: 0.1, momentum: 0.9}}
+parallel: {strategy: data, layers: {c: {H: 2, F: 2}, r: {H: 2, C: 2}}}
+"""
+
+
+def check(count: int = 0) -> Verification:
+    config = parse_run(RUN)
+    graph = build_graph(config)
+    plans = named_plans("data", build_plan(config, graph, 4), graph, 5, count, seed=1)
+    return verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, kernel: str, on: Callable[[Bound], bool]) -> None:
+    """Let a kernel give a slightly wrong result where ``on`` says so."""
+    right = kernels.BINDERS[kernel]
+
+    def bind(b: Bound) -> Any:
+        call = right(b)
+        return (lambda *a: tuple(y * (1 + 1e-6) for y in call(*a))) if on(b) else call
+
+    monkeypatch.setitem(kernels.BINDERS, kernel, bind)
+
+
+def test_everything_is_compared() -> None:
+    result = check(count=2)
+    assert result.equal() and len(result.plans) == 3 and result.procs == 4 and result.simulated
+    expected = {"c:y", "c:dy", "r:y", "fc:y", "input:dy", "c.weight:grad", "fc.bias:grad", "c.weight", "n.running_var"}
+    assert expected <= set(result.tensors)
+    assert all(p.sent == p.predicted and sum(p.sent.values()) > 0 for p in result.plans.values())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tensor"),
+    [
+        ("conv_forward", "c:y"),
+        ("leaky_relu_backward", "n:dy"),
+        ("conv_backward_weights_bias", "c.weight:grad"),
+        ("linear_backward_weights", "fc.weight"),
+    ],
+)
+def test_a_kernel_that_is_wrong_on_one_rank_is_found(kernel: str, tensor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, kernel, lambda b: b.rank == 3)
+    result = check()
+    assert not result.equal() and result.tensors[tensor] > 1e-9
+    assert result.tensors["c:y"] < 1e-12 or kernel == "conv_forward"
+
+
+def test_a_value_that_is_not_a_number_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = kernels.BINDERS["linear_forward"]
+    monkeypatch.setitem(
+        kernels.BINDERS,
+        "linear_forward",
+        lambda b: (lambda e, c, *a: tuple(y * float("nan") for y in right(b)(e, c, *a))) if b.rank == 1 else right(b),
+    )
+    result = check()
+    assert result.worst == float("inf") and not result.equal()
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(RUN)
+    config = parse_run(RUN)
+    save_plan(build_plan(config, build_graph(config), 4), "plan.yaml", batch=5)
+    assert main(["--config", "run.yaml", "--plan", "plan.yaml", "--json", "out.json"]) == 0
+    told = json.loads(Path("out.json").read_text())
+    assert set(told) == {"worst", "tensors", "bytes", "plans"} and told["plans"][0]["name"] == "plan.yaml"
+    assert told["worst"] == max(told["tensors"].values()) and told["bytes"]["allreduce"] > 0
+    assert "equal: worst" in capsys.readouterr().out
+    spoil(monkeypatch, "conv_forward", lambda b: b.rank == 2)
+    assert main(["--config", "run.yaml", "--procs", "4"]) == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+    with pytest.raises(PlanError, match="made for 4 processes"):
+        main(["--config", "run.yaml", "--procs", "6", "--plan", "plan.yaml"])
+    with pytest.raises(ConfigError, match="cannot be written"):
+        main(["--config", "run.yaml", "--json", str(tmp_path / "no" / "out.json")])
