@@ -38,11 +38,11 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     """
     if parallel.plan_file is not None:
         plan = plan_from_file(load_plan_file(parallel.plan_file), graph, batch, procs, parallel.plan_file)
-        given = _given(parallel.layers, graph, plan.grid)
+        given = _given(parallel.layers, graph, batch, plan.grid)
         plan = Plan(plan.grid, {**plan.ops, **given})
     else:
         grid = Grid.of(procs)
-        given = _given(parallel.layers, graph, grid)
+        given = _given(parallel.layers, graph, batch, grid)
         name = parallel.strategy
         if name == "auto":
             name = "data" if batch >= procs else "spatial"
@@ -51,11 +51,14 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     return plan
 
 
-def _given(layers: Mapping[str, Mapping[Any, int | Sequence[int]]], graph: Graph, grid: Grid) -> dict[str, OpGrid]:
+def _given(
+    layers: Mapping[str, Mapping[Any, int | Sequence[int]]], graph: Graph, batch: int, grid: Grid
+) -> dict[str, OpGrid]:
     out: dict[str, OpGrid] = {}
     for name, ways in layers.items():
         check_layer(name, graph)
         out[name] = assign(f"parallel.layers.{name}", ways, grid)
+    Plan(grid, out).check(graph, batch)  # here, where loops of one way still show
     return out
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +15,7 @@ from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
 from lbpar.train.directory import check_directory, check_metrics, make_directory
+from lbpar.train.json_text import write_text
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
@@ -40,11 +43,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`."""
-    started = perf_counter()
+    started = perf_counter() - process_seconds()
     args = parser().parse_args(argv)
     config = load_run_file(args.config, args.set)
     graph = build_graph(config)
     transport = connect()
+    if transport.rank:
+        logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
     plan = build_plan(config, graph, transport.size)
     transport = connect_to(plan.grid, transport)
     trainer, resumed = start(config, graph, plan, transport, args.resume)
@@ -101,33 +106,34 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
         if root:
             say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.")
         return []
-    writer = None
-    if root:
-        save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
-        (out / "run.yaml").write_text(dump(config), encoding="utf-8")
-        kinds = config.run.metrics
-        writer = MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
     state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
-    ready = process_seconds() or perf_counter() - started
-    if root:
-        announce(trainer, resumed, state, ready)
-    first_step = perf_counter()
+    begin = perf_counter()
     records: list[dict[str, Any]] = []
-    while not trainer.done:
-        record = _epoch(trainer, root)
-        records.append(record)
-        if writer is not None:
-            writer.write(record)
-        checkpoint = config.run.checkpoint
-        if checkpoint is not None and (trainer.epoch % checkpoint.every_epochs == 0 or trainer.done):
-            trainer.save(out / "checkpoints")
-        if on_epoch is not None:
-            on_epoch(record)
-    if writer is not None:
-        writer.close()
-        times = {"startup_seconds": ready, "total_seconds": perf_counter() - first_step}
+    with _writer(trainer, out, resumed) if root else nullcontext() as writer:
+        if root:
+            announce(trainer, resumed, state, begin - started)
+        while not trainer.done:
+            records.append(_epoch(trainer, root))
+            if writer is not None:
+                writer.write(records[-1])
+            checkpoint = config.run.checkpoint
+            if checkpoint is not None and (trainer.epoch % checkpoint.every_epochs == 0 or trainer.done):
+                trainer.save(out / "checkpoints")
+            if on_epoch is not None:
+                on_epoch(records[-1])
+    if root:
+        times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - begin}
         report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})
     return records
+
+
+def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
+    """Write what is known at the start, and open the metrics."""
+    config = trainer.config
+    save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
+    write_text(out / "run.yaml", dump(config))
+    kinds = config.run.metrics
+    return MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
 
 
 def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:

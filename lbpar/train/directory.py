@@ -24,11 +24,19 @@ def check_directory(out: Path, resume: bool) -> None:
         raise CheckpointError(
             f"--resume: {out / 'checkpoints'} holds no checkpoint; leave --resume out, or check run.out."
         )
-    if not resume and (saved is not None or (out / "metrics.jsonl").exists()):
+    if not resume and (saved is not None or _has_records(out / "metrics.jsonl")):
         hint = "add --resume to go on with it, or " if saved is not None else ""
         raise CheckpointError(
             f"run.out: {out} holds an earlier run; {hint}choose another directory (--set run.out=...)."
         )
+
+
+def _has_records(metrics: Path) -> bool:
+    """A run that failed before its first record has left nothing worth keeping."""
+    try:
+        return metrics.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def check_metrics(metrics: Metrics) -> None:

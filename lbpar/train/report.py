@@ -30,13 +30,13 @@ def state_bytes(trainer: Trainer) -> int:
     return sum(a.nbytes for a in (*trainer.worker.state.values(), *trainer.optimizer.state_dict().values()))
 
 
-def process_seconds() -> float | None:
-    """Seconds since this process was started, imports included; None where Linux' ``/proc`` does not tell."""
+def process_seconds() -> float:
+    """Seconds since this process was started, imports included; 0 where Linux' ``/proc`` does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
-        return None
+        return 0.0
 
 
 def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> None:

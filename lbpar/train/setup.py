@@ -40,7 +40,9 @@ def build_plan(config: RunConfig, graph: Graph, procs: int) -> Plan:
     """The plan that a run file asks for on so many processes."""
     wanted = config.parallel.procs
     if wanted is not None and wanted != procs:
-        raise ConfigError(f"parallel.procs: the run file asks for {wanted} processes, but {procs} were started.")
+        raise ConfigError(
+            f"parallel.procs: the run file asks for {wanted}, but this job has {procs}; start {wanted} or change the field."
+        )
     return resolve_plan(config.parallel, graph, config.train.batch, procs)
 
 

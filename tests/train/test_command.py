@@ -89,7 +89,8 @@ def test_no_epochs_and_no_checkpoints(job, tmp_path):
             ("", ""),
             "parallel.layers.conv1: N 2 is 2 ways, which do not divide the 1 process",
         ),
-        (["parallel.procs=4"], ("", ""), "parallel.procs: the run file asks for 4 processes, but 1 were started"),
+        (["parallel.layers={fc: {H: 1}}"], ("", ""), "fc: a linear has no loop 'H'; its loops are N, F, C"),
+        (["parallel.procs=4"], ("", ""), "parallel.procs: the run file asks for 4, but this job has 1; start 4"),
         (
             ["parallel.layers={conv: {N: 1}}"],
             ("", ""),
@@ -152,6 +153,13 @@ def test_an_existing_run_is_refused_and_untouched(job, tmp_path):
     with pytest.raises(LbparError, match="out holds an earlier run; add --resume to go on with it, or choose another"):
         job("train.epochs=1")
     assert {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()} == before
+
+
+def test_a_run_that_failed_before_its_first_record_may_be_tried_again(job, tmp_path):
+    with pytest.raises(LbparError, match="step 2: the loss is nan"):
+        job("train.optimizer.lr=1e200")
+    assert job("train.epochs=1") == 0
+    assert len(records(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "/proc/nowhere"])
