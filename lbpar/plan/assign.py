@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import prod
 from typing import Any
-from typing import Any
 
 from lbpar.errors import PlanError
 from lbpar.layout.grid import Axes, Grid
