@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lbpar.cost.kernels import item_bytes
 from lbpar.cost.price import SLOTS, local_bytes
 from lbpar.cost.traffic import traffic
-from lbpar.program.steps import Free, Program, Start, StartMany, Wait, writes
+from lbpar.program.steps import Accumulate, Free, Program, Start, StartMany, Step, Sum, Wait, writes
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ class Memory:
         """Plain numbers for reports."""
         names = ("weights", "gradients", "optimizer", "activations", "ghosts", "buffers", "peak")
         return {n: getattr(self, n) for n in names} | {"where": self.where}
+
+
+def _place(step: Step) -> str:
+    """What a step that is no kernel does, in words."""
+    if isinstance(step, (Wait, Sum)):
+        return f"{'the arrival' if isinstance(step, Wait) else 'the sum'} of {step.dst}"
+    return f"the gradient of {step.param}" if isinstance(step, Accumulate) else "the update"
 
 
 def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum") -> Memory:
@@ -104,7 +111,7 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
                 alive[name] = sizes[name]
                 now += sizes[name]
         label = getattr(step, "kernel", None)
-        look(f"{getattr(step, 'node', '')} {label.name}".strip() if label else type(step).__name__.lower())
+        look(f"{getattr(step, 'node', '')} {label.name}" if label else _place(step))
         if isinstance(step, Wait):
             moving -= busy.pop(step.dst, 0)
     assert best is not None

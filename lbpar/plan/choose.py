@@ -13,6 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
+from lbpar.config.report import nearest
 from lbpar.cost.machine import Machine
 from lbpar.cost.memory import Memory, memory
 from lbpar.cost.price import Price, price
@@ -26,6 +27,7 @@ from lbpar.plan.costs import Tables, build_tables
 from lbpar.plan.node_costs import Pricing
 from lbpar.plan.search import Solution, minimise
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
+from lbpar.plan.words import human_bytes
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
@@ -158,13 +160,17 @@ def choose_plan(
     """
     started = perf_counter()
     grid = planning_grid(procs, most_axes)
-    fixed = {name: assign(name, ways, grid) for name, ways in (layers or {}).items()}
+    names = [n.name for n in graph.ops]
+    for name in layers or {}:
+        if name not in names:
+            raise PlanError(f"parallel.layers: {graph.name} has no layer {name!r}; {nearest(name, names)}")
+    fixed = {name: assign(f"parallel.layers.{name}", ways, grid) for name, ways in (layers or {}).items()}
     pricing = Pricing(machine, grid, dtype, optimizer)
     tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
     settings = Settings(graph, batch, machine, dtype, optimizer)
-    found = [_search(settings, tables, grid, memory_limit, 0.0)]
+    found = [_search(settings, tables, grid, memory_limit, 0.0, fixed)]
     if compare and machine.file.overlap > 0:
-        found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap))
+        found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))
     spent = perf_counter() - started
     others: list[Outcome] = []
     if compare:
@@ -192,7 +198,12 @@ def plan_of(tables: Tables, choice: Mapping[str, int], grid: Grid) -> Plan:
 
 
 def _search(
-    settings: Settings, tables: Tables, grid: Grid, limit: int | None, hidden: float
+    settings: Settings,
+    tables: Tables,
+    grid: Grid,
+    limit: int | None,
+    hidden: float,
+    fixed: Mapping[str, OpGrid],
 ) -> tuple[Outcome, Solution]:
     """Optimum of the tables, under the limit if there is one, with the peak checked by liveness."""
     costs = {n: t.seconds - hidden * t.summed for n, t in tables.nodes.items()}
@@ -210,7 +221,7 @@ def _search(
             solution = minimise(costs, tables.edges, memory=held, limit=budget)
         except PlanError:
             if smallest is None:
-                smallest = _smallest(settings, tables, grid)
+                smallest = _smallest(settings, tables, grid, fixed)
             if smallest[0].memory.peak > limit:
                 raise PlanError(too_small(limit, smallest[0].memory)) from None
             return smallest
@@ -219,19 +230,25 @@ def _search(
             return outcome, solution
         assert solution.memory is not None
         budget = min(budget, solution.memory) - (outcome.memory.peak - limit)
-    smallest = _smallest(settings, tables, grid)
+    smallest = _smallest(settings, tables, grid, fixed)
     if smallest[0].memory.peak > limit:
         raise PlanError(too_small(limit, smallest[0].memory))
     return smallest
 
 
-def _smallest(settings: Settings, tables: Tables, grid: Grid) -> tuple[Outcome, Solution]:
+def _smallest(settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[Outcome, Solution]:
     """The plan of least memory; among equals the cheapest."""
     scale = sum(float(t.seconds.max()) for t in tables.nodes.values()) or 1.0
     least = min(float(t.memory[t.memory > 0].min(initial=1.0)) for t in tables.nodes.values())
     costs = {n: t.memory + 1e-6 * least * t.seconds / scale for n, t in tables.nodes.items()}
     solution = minimise(costs, {}, memory={n: t.memory for n, t in tables.nodes.items()})
-    return settings.outcome("least memory", plan_of(tables, solution.choice, grid)), solution
+    tried = [settings.outcome("least memory", plan_of(tables, solution.choice, grid))]
+    # What is kept is least there, but moving between layouts takes room as well: plans that move little may need less.
+    tried += [settings.outcome(n, strategy_plan(n, settings.graph, grid, settings.batch, fixed)) for n in STRATEGIES]
+    uniform = single_grid(tables, grid)
+    if uniform is not None:
+        tried.append(settings.outcome("best single grid", uniform))
+    return min(tried, key=lambda o: o.memory.peak), solution
 
 
 def too_small(limit: int, held: Memory) -> str:
@@ -243,15 +260,6 @@ def too_small(limit: int, held: Memory) -> str:
         f"{human_bytes(held.activations + held.ghosts)}), reached at {held.where}; the largest array is {name}, {human_bytes(size)}. "
         "Use more processes, a smaller batch, or a larger limit."
     )
-
-
-def human_bytes(n: float) -> str:
-    """``1.5 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(n) < 1000 or unit == "GB":
-            return f"{n:.3g} {unit}" if abs(n) < 1000 else f"{n:,.0f} {unit}"
-        n /= 1000
-    raise AssertionError
 
 
 def single_grid(tables: Tables, grid: Grid) -> Plan | None:

@@ -1,0 +1,314 @@
+"""`python -m lbpar.plan`: choose or explain the grid of every layer, without MPI and without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
+from lbpar.config.optimizers import Sgd
+from lbpar.config.parallel import STRATEGIES as NAMES
+from lbpar.config.parallel import ParallelConfig
+from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
+from lbpar.config.report import check, nearest
+from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.config.section import parse_bytes
+from lbpar.cost.machine import find_machine, machine_names
+from lbpar.cost.price import SLOTS
+from lbpar.errors import ConfigError, LbparError, PlanError
+from lbpar.graph.graph import Graph
+from lbpar.graph.load import load_graph
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
+from lbpar.plan.candidates import MOST_AXES
+from lbpar.plan.choose import Choice, Settings, choose_plan
+from lbpar.plan.explain import explain
+from lbpar.plan.papers import price_gholami, price_pase
+from lbpar.plan.picture import draw
+from lbpar.plan.records import layer_records
+from lbpar.plan.report import print_report
+from lbpar.plan.resolve import resolve_plan
+from lbpar.plan.words import human_bytes, human_seconds
+
+
+def parser() -> argparse.ArgumentParser:
+    """Command-line options."""
+    p = argparse.ArgumentParser(
+        prog="lbpar plan",
+        description="Choose the grid of every layer and say why: python -m lbpar.plan --model resnet50 --batch 256 --procs 64",
+    )
+    what = p.add_argument_group("what to plan")
+    what.add_argument("--config", help="run file (YAML); options given besides it win")
+    what.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the run file"
+    )
+    what.add_argument("--model", help="name of a network, package.module:function, or an ONNX file")
+    what.add_argument("--classes", type=int, help="number of classes of --model")
+    what.add_argument("--input", help="shape of one sample of --model, channels last, as in 224,224,3")
+    what.add_argument("--loss", choices=sorted(LOSSES), help="loss (default: cross_entropy)")
+    what.add_argument("--batch", type=int, help="samples per step, over all processes")
+    what.add_argument("--procs", type=int, help="number of processes")
+    how = p.add_argument_group("how")
+    how.add_argument("--machine", help=f"auto, a machine file, or one of {', '.join(machine_names())} (default: auto)")
+    how.add_argument("--memory", help="what one process may use, as in 16GB")
+    how.add_argument("--strategy", help=f"one of {', '.join(NAMES)}, or a plan file (default: auto)")
+    how.add_argument("--dtype", choices=("float32", "float64", "bfloat16", "float16"), help="type of activations")
+    how.add_argument("--optimizer", choices=sorted(SLOTS), help="for memory and the update's time")
+    how.add_argument(
+        "--axes", type=int, default=MOST_AXES, help="grid axes to plan with at most (default: %(default)s)"
+    )
+    how.add_argument(
+        "--cost", choices=("lbpar", "pase", "gholami"), default="lbpar", help="cost model (default: lbpar)"
+    )
+    how.add_argument("--grid", help="Pr x Pc for --cost gholami, as in 16x32")
+    out = p.add_argument_group("output")
+    out.add_argument("--json", help="write everything to a JSON file (- for standard output)")
+    out.add_argument("--out", help="write the plan where lbpar.train can read it (plan.yaml)")
+    out.add_argument("--plot", help="draw the plan (PNG, SVG or PDF)")
+    out.add_argument("--quiet", action="store_true", help="leave out the table of layers")
+    return p
+
+
+@dataclass
+class Job:
+    """What the command line and the run file ask for together."""
+
+    graph: Graph
+    model: str | dict[str, Any]
+    batch: int
+    procs: int
+    machine: str
+    memory: int | None
+    strategy: str
+    layers: Mapping[str, Mapping[Any, int | Sequence[int]]]
+    dtype: str
+    optimizer: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; raises LbparError for what the user can mend."""
+    args = parser().parse_args(argv)
+    if args.cost == "pase":
+        return _pase(args)
+    if args.cost == "gholami":
+        return _gholami(args)
+    job = _job(args)
+    choice = _choose(job, args)
+    report = explain(choice, job.model if isinstance(job.model, str) else None)
+    if args.json == "-":
+        print(json.dumps(report, indent=2))
+    else:
+        print_report(report, layers=not args.quiet)
+    if args.json and args.json != "-":
+        _write(args.json, json.dumps(report, indent=2) + "\n", "--json")
+    if args.out:
+        save(choice, args.out, job)
+    if args.plot:
+        draw(report, args.plot)
+    return 0
+
+
+def save(choice: Choice, path: str, job: Job) -> None:
+    """Write the plan, every layer with its axes, and a note on what it is expected to cost."""
+    o = choice.outcome
+    ops = {n.name: {k: tuple(a) for k, a in o.plan[n.name].items() if a} for n in o.program.graph.ops}
+    notes = {
+        "strategy": o.name,
+        "machine": choice.machine.name,
+        "step_seconds": o.seconds,
+        "memory_bytes": o.memory.peak,
+        "axes": "a loop lists the grid axes that split it, slowest first; it may also give a number of ways",
+    }
+    content = {
+        "procs": o.plan.grid.size,
+        "grid": o.plan.grid.sizes,
+        "model": job.model,
+        "batch": job.batch,
+        "ops": ops,
+        "notes": notes,
+    }
+    save_plan_file(PlanFile.model_validate(content), path)
+
+
+def _choose(job: Job, args: argparse.Namespace) -> Choice:
+    machine = find_machine(job.machine)
+    options: dict[str, Any] = {
+        "memory_limit": job.memory,
+        "dtype": job.dtype,
+        "optimizer": job.optimizer,
+        "most_axes": args.axes,
+    }
+    if job.strategy == "auto":
+        return choose_plan(job.graph, job.batch, job.procs, machine, layers=job.layers, **options)
+    parallel = check(
+        ParallelConfig, {"strategy": job.strategy, "layers": {k: dict(v) for k, v in job.layers.items()}}, "--strategy"
+    )
+    if parallel.plan_file is not None:
+        _same_network(parallel.plan_file, job)
+    plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
+    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer)
+    given = settings.outcome(job.strategy, plan)
+    options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
+    choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)
+    notes = (
+        []
+        if job.memory is None or given.memory.peak <= job.memory
+        else [
+            f"Memory: this plan needs {human_bytes(given.memory.peak)} per process, more than the limit of {human_bytes(job.memory)}."
+        ]
+    )
+    others = (replace(choice.outcome, name="auto"), *(o for o in choice.others if o.name != job.strategy))
+    choice.outcome, choice.plan, choice.limit, choice.notes = given, plan, job.memory, notes
+    choice.others = tuple(sorted(others, key=lambda o: o.seconds))
+    return choice
+
+
+def _same_network(path: str, job: Job) -> None:
+    """A plan for another network fits by accident at best: say so before its layers are looked up."""
+    made_for = load_plan_file(path).model
+    if isinstance(made_for, str) and isinstance(job.model, str) and made_for not in (job.model, job.graph.name):
+        raise PlanError(
+            f"{path}: made for network {made_for!r}, but this is {job.model!r}; make a plan for it, or remove `model` from the file to "
+            "try it all the same."
+        )
+
+
+def _job(args: argparse.Namespace) -> Job:
+    config = load_run_file(args.config, args.set) if args.config else None
+    if config is None and args.set:
+        raise ConfigError("--set: it changes a run file; give --config, or leave --set out.")
+    section = _model(args) if args.model else config.model if config else None
+    if section is None:
+        raise ConfigError("plan: no network was given; give --config run.yaml, or --model with --batch and --procs.")
+    batch = args.batch if args.batch is not None else config.train.batch if config else None
+    procs = args.procs if args.procs is not None else config.parallel.procs if config else None
+    for name, value in (("--batch", batch), ("--procs", procs)):
+        if value is None:
+            raise ConfigError(f"{name}: missing; give {name} with a whole number of at least 1.")
+        if value < 1:
+            raise ConfigError(f"{name}: got {value}, expected a whole number of at least 1.")
+    assert batch is not None and procs is not None
+    memory = config.parallel.memory if config else None
+    if args.memory:
+        try:
+            memory = parse_bytes(args.memory)
+        except ValueError as error:
+            raise ConfigError(f"--memory: got {args.memory!r}, {error}.") from None
+    strategy = args.strategy or (config.parallel.strategy if config else "auto")
+    if strategy not in NAMES and not strategy.endswith((".yaml", ".yml", ".json")):
+        raise ConfigError(
+            f"--strategy: got {strategy!r}, {nearest(strategy, NAMES)}expected one of {', '.join(NAMES)}, or a plan file."
+        )
+    return Job(
+        load_graph(section).with_loss(_loss(args, config)),
+        _model_text(section),
+        batch,
+        procs,
+        args.machine or (config.machine if config else "auto"),
+        memory,
+        strategy,
+        config.parallel.layers if config else {},
+        args.dtype or (config.engine.dtype if config else "float32"),
+        args.optimizer or _optimizer(config),
+    )
+
+
+def _model(args: argparse.Namespace) -> Any:
+    options: dict[str, Any] = {}
+    if args.classes is not None:
+        options["classes"] = args.classes
+    if args.input is not None:
+        if not re.fullmatch(r"\d+(,\d+)*", args.input):
+            raise ConfigError(f"--input: got {args.input!r}, expected a shape such as 224,224,3 (channels last).")
+        options["input"] = [int(n) for n in args.input.split(",")]
+    if args.model.endswith(".onnx"):
+        return check(OnnxModel, {"onnx": args.model}, "--model")
+    if ":" in args.model:
+        return check(PythonModel, {"python": args.model, **options}, "--model")
+    return check(NamedModel, {"name": args.model, **options}, "--model")
+
+
+def _model_text(section: NamedModel | PythonModel | OnnxModel | InlineModel) -> str | dict[str, Any]:
+    if isinstance(section, NamedModel) and not section.options:
+        return section.name
+    return section.model_dump(mode="json", exclude_none=True, by_alias=True)
+
+
+def _loss(args: argparse.Namespace, config: RunConfig | None) -> Loss:
+    kind = args.loss or (config.train.loss if config else CrossEntropy.kind)
+    smoothing = config.train.label_smoothing if config else 0.0
+    return CrossEntropy(smoothing) if kind == CrossEntropy.kind else LOSSES[kind]()
+
+
+def _optimizer(config: RunConfig | None) -> str:
+    if config is None:
+        return "momentum"
+    optimizer = config.train.optimizer
+    if isinstance(optimizer, Sgd):
+        return "momentum" if optimizer.momentum else "sgd"
+    return str(optimizer.name)
+
+
+def _pase(args: argparse.Namespace) -> int:
+    if not (args.model and args.batch and args.procs):
+        raise ConfigError(
+            "--cost pase: give --model (pase-alexnet, pase-inception-v3, pase-resnet101), --batch and --procs."
+        )
+    found = price_pase(args.model, args.batch, args.procs)
+    text = f"{found['model']}, batch {found['batch']}, {found['procs']} processes, cost model of PaSE's prototype: {found['total']:.11e} operations ({human_seconds(found['seconds'])}), data parallel {found['data_parallel']['ratio']:.2f} times as much"
+    rows = [f"  {r['name']:24s} {r['configuration']}" for r in found["layers"]]
+    return _emit(found, [text, *rows], args)
+
+
+def _gholami(args: argparse.Namespace) -> int:
+    if not (args.batch and (args.procs or args.grid)):
+        raise ConfigError("--cost gholami: give --model, --batch, and --grid 16x32 or --procs.")
+    grid = None
+    if args.grid:
+        match = re.fullmatch(r"(\d+)[x×](\d+)", args.grid)
+        if not match:
+            raise ConfigError(f"--grid: got {args.grid!r}, expected rows x columns, as in 16x32.")
+        grid = (int(match[1]), int(match[2]))
+    section = _model(args) if args.model else load_run_file(args.config, args.set).model if args.config else None
+    if section is None:
+        raise ConfigError("--cost gholami: no network was given; give --model or --config.")
+    found = price_gholami(layer_records(load_graph(section)), args.batch, grid, args.procs)
+    text = f"{args.model or args.config}, batch {args.batch}, grid {found['grid'][0]}x{found['grid'][1]}, equation ({found['equation']}): communication {human_seconds(found['step']['total'])} a step, {found['batch_parallel_ratio']:.2f} times less than pure batch parallelism"
+    rows = [f"  {r['name']:32s} {human_seconds(r['total'])}" for r in found["layers"]]
+    rows += [
+        "grids, cheapest first:",
+        *(f"  {g['grid'][0]}x{g['grid'][1]}: {human_seconds(g['step'])}" for g in found["grids"]),
+    ]
+    return _emit(found, [text, *rows], args)
+
+
+def _emit(found: dict[str, Any], lines: Sequence[str], args: argparse.Namespace) -> int:
+    text = json.dumps(found, indent=2)
+    if args.json == "-":
+        print(text)
+        return 0
+    print("\n".join(lines))
+    if args.json:
+        _write(args.json, text + "\n", "--json")
+    return 0
+
+
+def _write(path: str, text: str, option: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """`main` with errors on one line instead of a traceback."""
+    try:
+        return main(argv)
+    except LbparError as error:
+        print(f"lbpar plan: {error}", file=sys.stderr)
+        return 2

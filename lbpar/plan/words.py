@@ -1,0 +1,38 @@
+"""Plans in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lbpar.layout.grid import Axes, Grid
+
+WORDS = {"N": "samples", "C": "channels", "F": "filters", "D": "depth", "H": "height", "W": "width", "G": "groups"}
+
+
+def grid_words(op_grid: Mapping[str, Axes], grid: Grid) -> str:
+    """An op grid in words: ``samples 8 × height 2``; axes left idle are said to repeat the work."""
+    ways = {loop: grid.ways(axes) for loop, axes in op_grid.items() if axes}
+    text = " × ".join(f"{WORDS[loop]} {n}" for loop, n in sorted(ways.items(), key=_order)) or "not split"
+    used = grid.ways(tuple(a for axes in op_grid.values() for a in axes))
+    return text if used == grid.size else f"{text}, {grid.size // used} copies"
+
+
+def _order(item: tuple[str, int]) -> int:
+    return list("NDHWGFC").index(item[0])
+
+
+def human_seconds(s: float) -> str:
+    """``1.23 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(s) >= scale or unit == "µs":
+            return f"{s / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def human_bytes(n: float) -> str:
+    """``1.5 GB``."""
+    for unit in ("B", "kB", "MB"):
+        if abs(n) < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB" if abs(n) < 1000 else f"{n:,.0f} GB"
