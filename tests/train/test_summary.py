@@ -1,0 +1,49 @@
+"""The final table: words for grids, and bytes that are the ones really sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lbpar.train.report import size
+from lbpar.train.setup import build_graph, build_plan
+from lbpar.train.summary import grid_words, program_rows
+from lbpar.train.trainer import Trainer
+from lbpar.transport.virtual import VirtualWorld
+from tests.util.training import PLANS, run_file
+
+
+@pytest.mark.parametrize("name", ["data 3", "spatial 4", "stationary-w 4", "mixed 6"])
+def test_the_bytes_of_a_step_are_those_sent(name):
+    procs, changes = PLANS[name]
+    config = run_file([*changes, "train.max_steps=1", "data.test=null"])
+    graph = build_graph(config)
+    plan = build_plan(config, graph, procs)
+    world = VirtualWorld(plan.grid)
+
+    def job(transport):
+        trainer = Trainer(config, graph, plan, transport)
+        record = trainer.train_epoch()
+        program = trainer.worker.program(8)
+        told = sum(row["bytes/step"] for row in program_rows(program, transport.rank, np.dtype("float64")))
+        return told, sum(s.get("bytes", 0) for s in record["steps"].values())
+
+    told, sent = zip(*world.run(job), strict=True)
+    assert sum(sent) > 0
+    assert told == sent
+
+
+def test_words():
+    config = run_file(PLANS["mixed 6"][1])
+    plan = build_plan(config, build_graph(config), 6)
+    assert grid_words(plan, "conv1") == "width 2 × filters 3"
+    assert grid_words(plan, "pool") == "channels 6"
+    config = run_file()
+    assert grid_words(build_plan(config, build_graph(config), 1), "conv1") == "not split"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (264_123, "264 kB"), (12_300_000_000, "12.3 GB")]
+)
+def test_sizes(nbytes, text):
+    assert size(nbytes) == text
