@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lbpar.graph.loops import Kernel
+from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program, Start, Step, Sum, Update, reads, writes
 
 
 def fuse(program: Program) -> Program:
     """A program with fewer kernels that computes the same results; call it before steps are ordered."""
     steps, renamed = _without_copies(list(program.steps))
-    fused = _Fuser(steps, {renamed.get(b, b) for b in program.results.values()}).run()
+    fused = _Fuser(steps, {renamed.get(b, b) for b in program.results.values()}, program.plan).run()
     results = {k: renamed.get(b, b) for k, b in program.results.items()}
     present = {b for s in fused for b in writes(s)} | set(program.params) | set(program.feeds)
     values = {v: renamed.get(b, b) for v, b in program.values.items()}
@@ -61,8 +62,9 @@ def _rename(step: Step, names: dict[str, str]) -> Step:
 
 
 class _Fuser:
-    def __init__(self, steps: list[Step], results: set[str]) -> None:
+    def __init__(self, steps: list[Step], results: set[str], plan: Plan) -> None:
         self.steps: list[Step | None] = list(steps)
+        self.plan = plan
         self.readers = Counter(b for s in steps for b in reads(s))
         self.readers.update(results)
         self.maker = {b: i for i, s in enumerate(steps) for b in writes(s)}
@@ -144,6 +146,8 @@ class _Fuser:
         self._replace(j, [i], new)
 
     def _bias(self, i: int, bias: Compute) -> None:
+        if self.plan[bias.node].get("C"):
+            return  # ranks with different channels share the bias: its gradient must not depend, in any bit, on their kernels
         j = next((j for j in range(i - 1, -1, -1) if isinstance(self.steps[j], Compute)), -1)
         conv = self.steps[j]
         if (

@@ -128,10 +128,8 @@ class _Lowering:
             self.feeds[name] = source
             held.append(_Copy(layout, name))
             return name
-        moves = min(
-            (transition(c.layout, layout) for c in held if not c.layout.has_ghosts or c is held[0]), key=_dearness
-        )
-        start = next(c for c in held if c.layout == (moves[0].src if moves else layout)) if moves else held[0]
+        usable = (c for c in held if not c.layout.has_ghosts or c is held[0])
+        start, moves = min(((c, transition(c.layout, layout)) for c in usable), key=lambda option: _dearness(option[1]))
         name = start.buffer
         for move in moves:
             name = self.move(move, name, node)

@@ -59,7 +59,7 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
     waits_moved: set[str] = set()
     for step in steps:
         if isinstance(step, Start) and step.move.kind == "allreduce" and step.dst in last:
-            key = (step.move.axes, step.move.src.reduce)
+            key: tuple[object, ...] = (step.move.axes, step.move.src.reduce)
             open_buckets.setdefault(key, []).append(step)
             waits_moved.add(step.dst)
             if sum(_bytes(s) for s in open_buckets[key]) >= limit:
@@ -68,8 +68,8 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
         if isinstance(step, Wait) and step.dst in waits_moved:
             continue
         if getattr(step, "phase", None) == "update":
-            for key in list(open_buckets):
-                close(key)
+            for left in list(open_buckets):
+                close(left)
         out.append(step)
     return out
 

@@ -87,6 +87,13 @@ def test_nothing_is_fused_across_a_move(ops: dict[str, Any]) -> None:
     assert "conv_relu_forward" not in kernels(lower(graph, Plan(Grid((2,)), ops), 2))
 
 
+def test_replicas_of_a_bias_compute_its_gradient_alike() -> None:
+    """Ranks that hold different channels run different weight kernels, whose rounding may differ; replicas would drift apart."""
+    graph = graph_of(lambda g, x: g.conv(x, 4, 3, name="conv"))
+    names = kernels(lower(graph, Plan(Grid((2,)), {"conv": {"C": (0,)}}), 2))
+    assert "bias_backward" in names and "conv_backward_weights_bias" not in names
+
+
 def test_the_networks_output_is_not_fused_away() -> None:
     g = GraphBuilder(input=(6, 5, 4))
     graph = g.build(g.conv(g.input, 4, 3, name="conv")).with_loss(LOSSES["mse"]())
