@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.engine.registry import get_engine
+from lbpar.errors import EngineError
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
@@ -44,3 +46,28 @@ def test_loss_curve_and_state(alone: tuple[np.ndarray, Rank], sizes: tuple[int, 
             if name in rank.optimizer.state:
                 assert rank.optimizer.state[name]["momentum"].shape == block.shape
     world.check_idle()
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onednn"])
+@pytest.mark.parametrize("which", five_plans(GRAPH, Grid((2, 2))))
+def test_replicas_stay_equal_in_every_bit(which: str, engine: str) -> None:
+    """Ranks that share a parameter would drift apart if one of them rounded its gradient differently."""
+    try:
+        kernels = get_engine(engine, "float32", 1)
+    except EngineError as error:
+        pytest.skip(str(error))
+    grid = Grid((2, 2))
+    program = lower(GRAPH, five_plans(GRAPH, grid)[which], BATCH, bucket_bytes=1000)
+    feeds = batches(GRAPH, 10)
+
+    def job(transport: VirtualTransport) -> Rank:
+        rank = Rank(program, GRAPH, transport, engine=kernels)
+        rank.train(feeds)
+        return rank
+
+    ranks = VirtualWorld(grid).run(job)
+    for name, layout in program.params.items():
+        first: dict[object, np.ndarray] = {}
+        for rank in ranks:
+            block = first.setdefault(layout.box(rank.rank), rank.state[name])
+            np.testing.assert_array_equal(rank.state[name], block, err_msg=f"{name} of rank {rank.rank}")

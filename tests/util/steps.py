@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
@@ -45,12 +46,15 @@ def five_plans(graph: Graph, grid: Grid, batch: int = BATCH) -> dict[str, Plan]:
 class Rank:
     """One rank's training: state, optimizer and executor."""
 
-    def __init__(self, program: Program, graph: Graph, transport: Transport, seed: int = 5) -> None:
+    def __init__(
+        self, program: Program, graph: Graph, transport: Transport, seed: int = 5, engine: Engine | None = None
+    ) -> None:
+        engine = engine or NumpyEngine(np.float64)
         self.program, self.rank = program, transport.rank
-        self.state = initial_state(graph.params(), program.params, self.rank, seed, np.dtype(np.float64))
+        self.state = initial_state(graph.params(), program.params, self.rank, seed, np.dtype(engine.dtype))
         kinds = {k: p.kind for k, p in graph.params().items()}
         self.optimizer = SGD(0.05, momentum=0.9, weight_decay=1e-3, kinds=kinds)
-        self.executor = Executor(program, NumpyEngine(np.float64), transport, self.state)
+        self.executor = Executor(program, engine, transport, self.state)
         self.executor.context.seed = seed
         self.executor.on_update = self.optimizer.step
 
@@ -59,7 +63,7 @@ class Rank:
         losses = []
         for step, global_feeds in enumerate(feeds):
             self.executor.context.step = step
-            results = self.executor.run(local_feeds(self.program, self.rank, global_feeds))
+            results = self.executor.run(local_feeds(self.program, self.rank, global_feeds, self.executor.engine.dtype))
             losses.append(float(results["loss"]))
         return np.array(losses)
 
