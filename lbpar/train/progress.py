@@ -101,10 +101,12 @@ def print_table(
 
 
 def short(value: Any) -> str:
-    """Text of a value: floats with four significant digits, None as nothing."""
+    """Text of a value: floats with four significant digits or, if large, whole; None as nothing."""
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)
 
 
 class _View(Protocol):
@@ -153,10 +155,10 @@ def _bar(total: int, stream: TextIO, label: str) -> _Bar | None:
 
 
 class _Lines:
-    """A line at each tenth of the work, and at least every half minute."""
+    """A line at each tenth of the work, but not more than one in two seconds and not less than one in thirty."""
 
     PARTS = 10
-    SECONDS = 30.0
+    LEAST, MOST = 2.0, 30.0
 
     def __init__(self, total: int, stream: TextIO, label: str, clock: Callable[[], float]) -> None:
         self._total = total
@@ -170,7 +172,8 @@ class _Lines:
         before, self._done = self._done, self._done + units
         now = self._clock()
         tenths = [done * self.PARTS // self._total if self._total else 0 for done in (before, self._done)]
-        if tenths[0] != tenths[1] or now - self._shown >= self.SECONDS:
+        waited = now - self._shown
+        if waited >= self.MOST or (tenths[0] != tenths[1] and waited >= self.LEAST):
             self._shown = now
             line = f"{self._label}{self._done}/{self._total}  {now - self._start:.1f} s  {text}"
             self.message(line.rstrip())

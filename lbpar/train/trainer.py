@@ -205,9 +205,12 @@ class Trainer:
             loss = float(self.engine.to_host(executor.arrays[executor.program.results["loss"]]))
             if not isfinite(loss):
                 self._not_finite(loss, feed, samples, context)  # before anything is spoilt
-            if self.config.train.clip_norm is not None:
-                clip_by_global_norm(grads, self.config.train.clip_norm, self.norms)
-            self.optimizer.step(params, grads, lr, self.norms)
+            try:
+                if self.config.train.clip_norm is not None:
+                    clip_by_global_norm(grads, self.config.train.clip_norm, self.norms)
+                self.optimizer.step(params, grads, lr, self.norms)
+            except TrainingError as error:
+                raise TrainingError(f"step {self.step + 1}: {error}") from error
 
         executor.on_update = update
         result = self.worker.run(feed, samples, mode, context)

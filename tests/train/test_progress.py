@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from lbpar.train.progress import Progress, print_table
+from lbpar.train.progress import Progress, print_table, short
 from lbpar.train.terminal import is_terminal
 
 
@@ -38,6 +38,20 @@ def test_lines_in_a_log():
     assert len(lines) == 10
     assert lines[0] == "epoch 1: 4/40  4.0 s  loss 0.25"
     assert lines[-1] == "epoch 1: 40/40  40.0 s  loss 0.025"
+
+
+def test_fast_work_does_not_flood_a_log():
+    log = io.StringIO()
+    with Progress(10, stream=log, clock=Clock([0.5 * i for i in range(11)])) as progress:
+        for _ in range(10):
+            progress.update()
+    assert log.getvalue().splitlines() == ["4/10  2.0 s", "8/10  4.0 s"]
+
+
+def test_numbers():
+    assert [short(v) for v in (None, 3, 0.123456, 1234.5, 12345.6, float("nan"), "x")] == [
+        "", "3", "0.1235", "1234", "12,346", "nan", "x",
+    ]  # fmt: skip
 
 
 def test_slow_work_still_gives_signs_of_life():

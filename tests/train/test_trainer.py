@@ -121,9 +121,7 @@ def test_max_steps_ends_training_and_evaluates():
 
 def test_the_schedule_counts_updates():
     rates = []
-    config = run_file(
-        ["train.schedule={name: step, every: 1, gamma: 0.1}", "train.accumulate=2", "train.batch=4"]
-    )
+    config = run_file(["train.schedule={name: step, every: 1, gamma: 0.1}", "train.accumulate=2", "train.batch=4"])
 
     def job(trainer):
         while not trainer.done:
@@ -181,10 +179,10 @@ def test_dense_and_volumetric_networks(text, plan):
 
 
 class Spoilt:
-    """Synthetic samples, one of them not a number."""
+    """Synthetic samples, one of them with a value of its own."""
 
-    def __init__(self, inner, bad):
-        self._inner, self._bad = inner, bad
+    def __init__(self, inner, bad, value=np.nan):
+        self._inner, self._bad, self._value = inner, bad, value
 
     def __len__(self):
         return len(self._inner)
@@ -194,7 +192,7 @@ class Spoilt:
 
     def read(self, samples, box=None):
         x = self._inner.read(samples, box)
-        x[samples == self._bad] = np.nan
+        x[samples == self._bad] = self._value
         return x
 
 
@@ -208,6 +206,8 @@ def test_a_loss_that_is_not_finite_names_step_and_layer(procs):
 
     with pytest.raises(TrainingError, match=r"step 2: the loss is nan.* layer 'conv2' is the first that is not"):
         train(run_file(MIXED if procs == 4 else []), procs, job)
+    with pytest.raises(TrainingError, match=r"step 1: the loss is nan.* layer 'conv2' is the first that is not"):
+        train(run_file(["train.accumulate=3", *(MIXED if procs == 4 else [])]), procs, job)  # second batch, first step
     with pytest.raises(TrainingError, match=r"step 2: the loss is (nan|inf).* layer '\w+' is the first that is not"):
         train(run_file(["train.optimizer.lr=1e200", *(MIXED if procs == 4 else [])]), procs)
 
@@ -219,6 +219,20 @@ def test_bad_samples_are_told_from_bad_training(procs):
     bad = int(Sampler(22, 8, 3).order(0)[12])  # in the second batch
     with pytest.raises(TrainingError, match=r"step 2: the loss is nan.*data of this batch are not finite.*bad samples"):
         train(config, procs, dataset=Spoilt(good, bad))
+
+
+def test_a_gradient_that_is_not_finite_names_step_and_parameter():
+    text = """
+    model: {input: [2], layers: [{op: linear, features: 3, name: fc}]}
+    data: {train: synthetic, samples: 4}
+    train: {batch: 2, epochs: 2, clip_norm: 1.0}
+    engine: {name: numpy, dtype: float64}
+    """
+    config = run_file(text=text)
+    good = build_dataset(config, build_graph(config), "train", "float64")
+    last = int(Sampler(4, 2).order(0)[3])
+    with pytest.raises(TrainingError, match=r"step 2: gradient clipping: the gradient of fc.weight has norm inf"):
+        train(config, dataset=Spoilt(good, last, 1e200))  # the loss is large, its square's sum is not finite
 
 
 def test_totals_weigh_by_samples():
