@@ -215,25 +215,23 @@ def _search(
         return outcome, solution
     assert solution.memory is not None
     budget = max(0.0, limit - max(0.0, outcome.memory.peak - solution.memory))
-    smallest = None
+    leanest = outcome
     for _ in range(TIGHTEN):
         try:
             solution = minimise(costs, tables.edges, memory=held, limit=budget)
         except PlanError:
-            if smallest is None:
-                smallest = _smallest(settings, tables, grid, fixed)
-            if smallest[0].memory.peak > limit:
-                raise PlanError(too_small(limit, smallest[0].memory)) from None
-            return smallest
+            break  # nothing keeps so little
         outcome = settings.outcome(name, plan_of(tables, solution.choice, grid))
         if outcome.memory.peak <= limit:
             return outcome, solution
+        leanest = min(leanest, outcome, key=lambda o: o.memory.peak)
         assert solution.memory is not None
         budget = min(budget, solution.memory) - (outcome.memory.peak - limit)
-    smallest = _smallest(settings, tables, grid, fixed)
-    if smallest[0].memory.peak > limit:
-        raise PlanError(too_small(limit, smallest[0].memory))
-    return smallest
+    smallest, found = _smallest(settings, tables, grid, fixed)
+    smallest = min(leanest, smallest, key=lambda o: o.memory.peak)
+    if smallest.memory.peak > limit:
+        raise PlanError(too_small(limit, smallest.memory))
+    return smallest, found
 
 
 def _smallest(settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[Outcome, Solution]:

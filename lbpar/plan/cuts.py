@@ -39,7 +39,7 @@ class Cuts:
         self.number: dict[Axes, int] = {(): 0}
         self.masks: list[int] = [0]
         self.sizes: list[tuple[int, ...]] = [()]
-        self.pairs: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self.pairs: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
         self.structures: dict[Any, Any] = {}
         self._blocks: dict[int, Ints] = {}
 
@@ -71,21 +71,24 @@ class Cuts:
             known = self._blocks[extent] = new if known is None else np.concatenate([known, new])
         return known
 
-    def pair(self, c: int, todo: int, d: int) -> tuple[int, ...]:
+    def pair(self, c: int, todo: int, free: int, d: int) -> tuple[int, ...]:
         """What `transition` does with one dimension: numbers as in `PAIR`.
 
-        The dimension is cut by ``c``, partial over the axes ``todo`` (bits), and goes to ``d``.
+        The dimension is cut by ``c`` and goes to ``d``; the tensor is partial over the axes ``todo`` and replicated over
+        ``free`` (bits).
         """
-        key = (c, todo & self.masks[d], d)
+        at_once = not self.masks[d] & ~self.masks[c] & ~(todo | free)
+        key = (c, todo & self.masks[d], d, at_once)
         known = self.pairs.get(key)
         if known is None:
             known = self.pairs[key] = self._pair(*key)
         return known
 
-    def _pair(self, c: int, todo: int, d: int) -> tuple[int, ...]:
+    def _pair(self, c: int, todo: int, d: int, at_once: bool) -> tuple[int, ...]:
         cut, goal = self.axes[c], self.axes[d]
         new = tuple(a for a in goal if todo >> a & 1)
-        after = cut + new
+        extends = len(goal) > len(cut) and goal[: len(cut)] == cut
+        after = goal if new and extends and at_once else cut + new
         c1 = self.add(after)
         kept = 0
         for a, b in zip(after, goal, strict=False):

@@ -139,13 +139,14 @@ def move_table(
 
     at = pattern.scatters
     if at.size:
-        g = links.ways[pattern.scattered[at]]
-        n0 = product(pattern.before_sum, at)
-        out[at] += links.collective("reduce_scatter", pattern.scattered[at], n0 * (g - 1) / g)
-        out[at] += copy(product(pattern.summed_blocks, at))
+        g, n = links.ways[pattern.scattered[at]], product(pattern.scattered_blocks, at)
+        out[at] += links.collective("reduce_scatter", pattern.scattered[at], n * (g - 1)) + copy(n)
     at = pattern.sums
     if at.size:
         out[at] += links.allreduce(pattern.summed[at], product(pattern.summed_blocks, at))
+    at = pattern.early
+    if at.size:
+        out[at] += copy(product(pattern.summed_blocks, at))
     at = pattern.slices
     if at.size:
         out[at] += copy(product(pattern.sliced, at))
@@ -205,34 +206,45 @@ class _Pattern:
         ways = self.ways = links.ways
         size = (src.shape[0], dst.shape[0])
         dims = range(src.shape[1])
-        features = [_structure(cuts, src[:, i], partial, dst[:, i]) for i in dims]
-        n = cuts.capacity  # after the pairs, which may make new cuts
         masks = cuts.mask_array()
+        shards = np.bitwise_or.reduce(masks[src], axis=1)
+        free = ~(partial | shards) & ((1 << len(cuts.grid.sizes)) - 1)
+        features = [_structure(cuts, src[:, i], partial, free, dst[:, i]) for i in dims]
+        n, masks = cuts.capacity, cuts.mask_array()  # after the pairs, which may make new cuts
         used = np.zeros(size, np.int64)
         scattered = np.zeros(size, np.int64)
         for f in features:
             used |= masks[f.c1]
             scattered |= f.scattered
         summed = partial[:, None] & ~scattered
+        # What is replicated is cut before an allreduce, over axes that are neither used nor still to be summed.
+        early, cut_now, now = np.zeros(size, bool), np.zeros(size, np.int64), []
+        for i, f in zip(dims, features, strict=True):
+            md = masks[dst[None, :, i]]
+            pre = (summed > 0) & f.sliceable & (((used | summed) & md & ~masks[f.c1]) == 0)
+            now.append((pre, np.where(pre, dst[None, :, i], f.c1)))
+            cut_now |= masks[now[-1][1]]
+            early |= pre
+        used = cut_now
         halo, moved, after, goal = (np.zeros(size, np.int64) for _ in range(4))
         sliced, gathers, any_left = np.zeros(size, bool), np.ones(size, bool), np.zeros(size, bool)
-        self.before_sum, self.summed_blocks, self.sliced, self.haloed, self.final = [], [], [], [], []
+        self.scattered_blocks, self.summed_blocks, self.sliced, self.haloed, self.final = [], [], [], [], []
         self.halo_sent, self.halo_own, self.halo_readers = [], [], []
         lefts, inside = [], []
-        for i, f in zip(dims, features, strict=True):
+        for i, f, (pre, c) in zip(dims, features, now, strict=True):
             d = np.broadcast_to(dst[None, :, i], size)
             win = np.isin(dst[:, i], list(windows[i]))[None, :] if windows[i] else np.zeros((1, size[1]), bool)
-            m1, md = masks[f.c1], masks[d]
-            same, whole = f.c1 == d, f.c1 == 0
+            m1, md = masks[c], masks[d]
+            same, whole = c == d, c == 0
             changed = ~same | win
-            cut = changed & f.sliceable & ((used & md & ~m1) == 0)
+            cut = changed & f.sliceable & ~pre & ((used & md & ~m1) == 0)
             fresh = cut & whole  # ghosts come with the slice
             edge = win & ~whole & (cut | same)
             left = changed & ~cut & ~edge
-            two = np.where(fresh, d + HELD * n, np.where(cut, d, f.c1))
+            two = np.where(fresh, d + HELD * n, np.where(cut, d, c))
             three = np.where(edge, d + HELD * n, two)
-            self.before_sum.append(np.broadcast_to(src[:, i, None], size).reshape(-1))
-            self.summed_blocks.append(f.c1.reshape(-1))
+            self.scattered_blocks.append(f.c1.reshape(-1))
+            self.summed_blocks.append(c.reshape(-1))
             self.sliced.append(two.reshape(-1))
             self.haloed.append(three.reshape(-1))
             self.final.append(np.where(left, d + HELD * n, three).reshape(-1))
@@ -251,6 +263,7 @@ class _Pattern:
             inside.append((f, d, win, three))
         self.scattered, self.summed, self.halo, self.moved = (x.reshape(-1) for x in (scattered, summed, halo, moved))
         self.scatters, self.sums = np.flatnonzero(scattered), np.flatnonzero(summed)
+        self.early = np.flatnonzero(early)
         self.slices, self.halos = np.flatnonzero(sliced), np.flatnonzero(halo)
         self.gathers = np.flatnonzero(any_left & gathers & (moved > 0))
         at = self.exchanges = np.flatnonzero(any_left & ~gathers)
@@ -348,14 +361,18 @@ class _Structure:
     differ: Ints
 
 
-def _structure(cuts: Cuts, c: Ints, partial: Ints, d: Ints) -> _Structure:
-    key = (c.tobytes(), partial.tobytes(), d.tobytes())
+def _structure(cuts: Cuts, c: Ints, partial: Ints, free: Ints, d: Ints) -> _Structure:
+    if not partial.any():
+        free = np.zeros_like(free)  # they matter on the way of sums only
+    key = (c.tobytes(), partial.tobytes(), free.tobytes(), d.tobytes())
     known = cuts.structures.get(key)
     if known is None:
         bits = len(cuts.grid.sizes)
-        both, row = np.unique((c << bits) | partial, return_inverse=True)
+        both, row = np.unique((((c << bits) | partial) << bits) | free, return_inverse=True)
         goals, column = np.unique(d, return_inverse=True)
-        table = np.array([[cuts.pair(int(s >> bits), int(s & ((1 << bits) - 1)), int(b)) for b in goals] for s in both])
+        low = (1 << bits) - 1
+        parts = [(int(s >> 2 * bits), int(s >> bits & low), int(s & low)) for s in both]
+        table = np.array([[cuts.pair(*p, int(b)) for b in goals] for p in parts])
         x = table[np.ix_(row.reshape(-1), column.reshape(-1))].transpose(2, 0, 1).copy()
         known = _Structure(x[0], x[1], x[2].astype(bool), x[3], x[4], x[5].astype(bool), x[6], x[7])
         cuts.structures[key] = known

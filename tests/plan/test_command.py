@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lbpar.config.parallel import ParallelConfig
+from lbpar.graph.models.registry import build_model
+from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.plan.command import run
+from lbpar.plan.resolve import resolve_plan
+
+LENET = ["--model", "lenet", "--batch", "64", "--procs", "4", "--machine", "laptop"]
+
+
+def test_everything_is_written_and_the_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, js, png = tmp_path / "plan.yaml", tmp_path / "plan.json", tmp_path / "net.png"
+    assert run([*LENET, "--json", str(js), "--out", str(out), "--plot", str(png)]) == 0
+    text = capsys.readouterr().out
+    assert "Where the time goes" in text and "samples/s" in text and "Strategies" in text
+    report = json.loads(js.read_text())
+    graph = build_model("lenet").with_loss(CrossEntropy())
+    assert [r["layer"] for r in report["layers"]] == [n.name for n in graph.ops]
+    assert report["step"]["bytes"] == sum(c["bytes"] for r in report["layers"] for c in r["collectives"])
+    assert report["step"]["sum"] == pytest.approx(sum(report["step"]["by_purpose"].values()))
+    assert {"data", "owt", "best single grid"} <= {c["strategy"] for c in report["comparison"]}
+    assert report["space"]["exact"] and report["machine"]["levels"][0]["source"]
+    assert any(r["runner_up"] and r["runner_up"]["extra_seconds"] >= 0 for r in report["layers"])
+    plan = resolve_plan(ParallelConfig(strategy=str(out)), graph, 64, 4)
+    assert {n.name: plan.ways(n.name) for n in graph.ops} == {r["layer"]: r["grid"] for r in report["layers"]}
+    assert png.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_named_strategy_or_a_plan_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.yaml"
+    assert run([*LENET, "--strategy", "data", "--json", "-", "--out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["strategy"] == "data" and report["layers"][0]["grid"] == {"N": 4}
+    assert any(c["strategy"] == "auto" for c in report["comparison"])
+    assert run([*LENET, "--strategy", str(out), "--quiet"]) == 0
+    assert "Chosen: " + str(out) in capsys.readouterr().out
+
+
+def test_a_run_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "model: {name: lenet}\ndata: {train: synthetic}\ntrain: {batch: 32, optimizer: {name: adam, lr: 0.001}}\n"
+        "parallel: {strategy: auto, procs: 2, layers: {conv1: {H: 2}}}\nmachine: laptop\n"
+    )
+    assert run(["--config", str(config), "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["batch"], report["procs"], report["optimizer"]) == (32, 2, "adam")
+    assert next(r for r in report["layers"] if r["layer"] == "conv1")["grid"] == {"H": 2}
+
+
+def test_papers_cost_models_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--model", "pase-alexnet", "--batch", "128", "--procs", "4", "--cost", "pase", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == pytest.approx(1.48215719552e11, rel=1e-12)
+    assert run(["--model", "alexnet", "--batch", "2048", "--cost", "gholami", "--grid", "16x32", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["grid"] == [16, 32]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--model", "resnet5", "--batch", "4", "--procs", "2"], "did you mean 'resnet50'"),
+        ([*LENET[:-1], "lassn"], "did you mean 'lassen'"),
+        (["--model", "lenet", "--batch", "0", "--procs", "2"], "--batch: got 0"),
+        (["--model", "lenet", "--procs", "2"], "--batch: missing"),
+        (["--batch", "4", "--procs", "2"], "no network was given"),
+        ([*LENET, "--memory", "1XB"], "--memory: got '1XB'"),
+        ([*LENET, "--memory", "1kB"], "smallest footprint"),
+        ([*LENET, "--strategy", "dta"], "did you mean 'data'"),
+        ([*LENET, "--strategy", "gone.yaml"], "no such plan file"),
+        ([*LENET, "--input", "a,b"], "--input: got 'a,b'"),
+        (["--model", "unet3d", "--batch", "2", "--cost", "gholami", "--procs", "2"], "two spatial dimensions"),
+        (["--model", "alexnet", "--batch", "2", "--cost", "gholami", "--grid", "4"], "--grid: got '4'"),
+        (["--model", "pase-nothing", "--batch", "2", "--cost", "pase", "--procs", "2"], "pase-alexnet"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.startswith("lbpar plan: ") and "Traceback" not in captured.err
+
+
+def test_a_plan_for_something_else_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.yaml"
+    assert run([*LENET, "--strategy", "data", "--out", str(out), "--quiet"]) == 0
+    capsys.readouterr()
+    for change, words in (
+        (["--model", "alexnet"], "made for network 'lenet'"),
+        (["--batch", "32"], "made for batch 64"),
+        (["--procs", "8"], "made for 4 processes"),
+    ):
+        assert run([*LENET, "--strategy", str(out), *change]) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""The planner's totals against the price of the lowered program, and its choice against brute force through lowering."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from lbpar.cost.machine import Machine, find_machine
+from lbpar.cost.price import price
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.plan.candidates import planning_grid
+from lbpar.plan.choose import choose_plan, plan_of, total_of
+from lbpar.plan.costs import build_tables, group_nodes
+from lbpar.plan.node_costs import Pricing
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from tests.cost.nets import even, mixed
+
+MACHINE = find_machine("perlmutter-a100")
+
+
+def chain(kernel: int) -> Graph:
+    g = GraphBuilder(input=(16, 16, 8))
+    x = g.relu(g.norm(g.conv(g.input, 16, kernel, pad=kernel // 2)))
+    x = g.relu(g.max_pool(g.conv(x, 16, kernel, pad=kernel // 2), 2))
+    x = g.global_avg_pool(g.conv(x, 32, kernel, pad=kernel // 2))
+    x = g.relu(g.linear(x, 32))
+    return g.build(g.linear(x, 16)).with_loss(CrossEntropy())
+
+
+def steps_total(graph: Graph, plan: Plan, batch: int, machine: Machine) -> float:
+    return price(lower(graph, plan, batch, fused=False, overlap=False), machine).seconds
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_totals_are_the_price_of_the_lowered_program(kernel: int) -> None:
+    graph, grid = chain(kernel), planning_grid(8)
+    tables = build_tables(graph, 16, Pricing(MACHINE, grid))
+    rng, got = np.random.default_rng(0), []
+    for _ in range(60):
+        choice = {n: int(rng.integers(len(t.grids))) for n, t in tables.nodes.items()}
+        got.append(total_of(tables, choice) / steps_total(graph, plan_of(tables, choice, grid), 16, MACHINE))
+    assert np.abs(np.median(got) - 1) < 1e-3
+    assert min(got) > 0.95 and max(got) < 1.06
+
+
+def test_named_strategies_cost_the_same_in_tables_and_as_programs() -> None:
+    from lbpar.plan.strategies import STRATEGIES, strategy_plan
+
+    graph, grid = even(), planning_grid(4)
+    tables = build_tables(graph, 16, Pricing(MACHINE, grid))
+    seen = 0
+    for name in STRATEGIES:
+        plan = strategy_plan(name, graph, grid, 16)
+        picked = {n: tables.number(n, dict(plan[n])) for n in tables.groups}
+        if None not in picked.values():
+            seen += 1
+            got = total_of(tables, picked)  # type: ignore[arg-type]
+            assert got == pytest.approx(steps_total(graph, plan, 16, MACHINE), rel=0.02), name
+    assert seen >= 2
+
+
+@pytest.mark.parametrize("machine", ["perlmutter-a100", "laptop", "abci-v100"])
+def test_the_choice_is_the_best_of_all_plans_through_lowering(machine: str) -> None:
+    """Every combination of candidates of a small network is lowered and priced; none is cheaper."""
+    g = GraphBuilder(input=(4, 4, 32))
+    x = g.conv(g.input, 64, 1, bias=False)
+    x = g.global_avg_pool(x)
+    graph = g.build(g.linear(x, 256, bias=False)).with_loss(CrossEntropy())
+    m, batch, procs = find_machine(machine), 8, 2
+    choice = choose_plan(graph, batch, procs, m, compare=False)
+    tables = build_tables(graph, batch, Pricing(m, planning_grid(procs)))
+    names = list(tables.nodes)
+    best = min(
+        steps_total(graph, plan_of(tables, dict(zip(names, numbers, strict=True)), choice.plan.grid), batch, m)
+        for numbers in product(*(range(len(tables.nodes[n].grids)) for n in names))
+    )
+    assert choice.solution.exact
+    assert steps_total(graph, choice.plan, batch, m) == pytest.approx(best, rel=1e-6)
+    assert choice.solution.total == pytest.approx(best, rel=1e-6)
+
+
+def test_residuals_and_concats_are_priced() -> None:
+    graph, grid = mixed(8, 8), planning_grid(4)
+    tables = build_tables(graph, 8, Pricing(MACHINE, grid))
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        choice = {n: int(rng.integers(len(t.grids))) for n, t in tables.nodes.items()}
+        plan = plan_of(tables, choice, grid)
+        plan.check(graph, 8)
+        got, want = total_of(tables, choice), steps_total(graph, plan, 8, MACHINE)
+        assert 0.9 * want < got < 1.35 * want  # values with several readers count for each of them
+
+
+def test_elementwise_ops_share_the_grid_of_what_they_follow() -> None:
+    groups = group_nodes(even(), {})
+    assert groups["norm1"] == ["norm1", "relu1"]
+    assert all(members[0] == name for name, members in groups.items())
+    given = group_nodes(even(), {"relu1": {}})
+    assert given["relu1"] == ["relu1"]
