@@ -18,7 +18,7 @@ from lbpar.graph.loops import Window
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.signedinteger[Any]]
 Floats = NDArray[np.float64]
 
 
@@ -60,7 +60,7 @@ class Cuts:
 
     def mask_array(self) -> Ints:
         """Bits of every cut."""
-        return np.array(self.masks)
+        return np.array(self.masks, np.int32)
 
     def blocks(self, extent: int) -> Ints:
         """Longest block of every cut of an extent."""

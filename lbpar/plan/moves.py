@@ -206,19 +206,19 @@ class _Pattern:
         ways = self.ways = links.ways
         size = (src.shape[0], dst.shape[0])
         dims = range(src.shape[1])
+        src, partial, dst = (a.astype(np.int32) for a in (src, partial, dst))  # half the memory, and faster
         masks = cuts.mask_array()
         shards = np.bitwise_or.reduce(masks[src], axis=1)
         free = ~(partial | shards) & ((1 << len(cuts.grid.sizes)) - 1)
         features = [_structure(cuts, src[:, i], partial, free, dst[:, i]) for i in dims]
         n, masks = cuts.capacity, cuts.mask_array()  # after the pairs, which may make new cuts
-        used = np.zeros(size, np.int64)
-        scattered = np.zeros(size, np.int64)
+        used, scattered = np.zeros(size, np.int32), np.zeros(size, np.int32)
         for f in features:
             used |= masks[f.c1]
             scattered |= f.scattered
         summed = partial[:, None] & ~scattered
         # What is replicated is cut before an allreduce, over axes that are neither used nor still to be summed.
-        early, cut_now, now = np.zeros(size, bool), np.zeros(size, np.int64), []
+        early, cut_now, now = np.zeros(size, bool), np.zeros(size, np.int32), []
         for i, f in zip(dims, features, strict=True):
             md = masks[dst[None, :, i]]
             pre = (summed > 0) & f.sliceable & (((used | summed) & md & ~masks[f.c1]) == 0)
@@ -226,7 +226,7 @@ class _Pattern:
             cut_now |= masks[now[-1][1]]
             early |= pre
         used = cut_now
-        halo, moved, after, goal = (np.zeros(size, np.int64) for _ in range(4))
+        halo, moved, after, goal = (np.zeros(size, np.int32) for _ in range(4))
         sliced, gathers, any_left = np.zeros(size, bool), np.ones(size, bool), np.zeros(size, bool)
         self.scattered_blocks, self.summed_blocks, self.sliced, self.haloed, self.final = [], [], [], [], []
         self.halo_sent, self.halo_own, self.halo_readers = [], [], []
@@ -269,71 +269,48 @@ class _Pattern:
         at = self.exchanges = np.flatnonzero(any_left & ~gathers)
         self.swaps = (moved == after).reshape(-1)[at]
         here = self.moved[at]
-        self.copies = ways[here & ~goal.reshape(-1)[at]].astype(float)
-        self.parts = []
+        # Digit by digit (a place in a cut is a digit of the index): where both layouts cut, one reader per digit wants what is
+        # held; beyond the source's cut all values of a digit are held, for as many readers as the axis has.
+        copies = ways[here & ~goal.reshape(-1)[at]].astype(float)
+        self.share, self.count, self.overlaps = copies.copy(), copies.copy(), np.ones(at.size)
+        self.offered, self.kept, self.ghosted, self.length = [], [], [], n
+        cut_ways = ways[masks]
         for left, (f, d, win, three) in zip(lefts, inside, strict=True):
+            here_left, c1, d = left.reshape(-1)[at], f.c1.reshape(-1)[at], d.reshape(-1)[at]
+            stay = three.reshape(-1)[at]
             tail, differ = f.tail.reshape(-1)[at], f.differ.reshape(-1)[at]
-            self.parts.append(
-                _Part(
-                    left.reshape(-1)[at],
-                    f.c1.reshape(-1)[at],
-                    d.reshape(-1)[at],
-                    np.broadcast_to(win, size).reshape(-1)[at],
-                    three.reshape(-1)[at],
-                    ways[tail & ~here].astype(float),
-                    ways[tail & here].astype(float),
-                    (differ & here) == 0,
-                    n,
-                )
-            )
+            self.share /= np.where(here_left, ways[tail & ~here], 1)
+            self.count *= np.where(here_left, ways[tail & here], 1)
+            self.overlaps *= ~here_left | ((differ & here) == 0)
+            self.offered.append(np.where(here_left, c1, stay))
+            self.kept.append(np.where(here_left, np.where(cut_ways[c1] >= cut_ways[d], c1, d), stay))
+            some = np.flatnonzero(here_left & np.broadcast_to(win, size).reshape(-1)[at])
+            self.ghosted.append((some, c1[some], d[some]))
 
     def exchange(self, lengths: list[Floats], item: int) -> tuple[Floats, Floats]:
-        """Bytes and messages sent in each exchange of everyone with everyone.
-
-        Digit by digit (a place in a cut is a digit of the index): where both layouts cut, one reader per digit wants what is
-        held; beyond the source's cut all values of a digit are held, for as many readers as the axis has.
-        """
-        sent, kept, count = self.copies * item, np.full(self.copies.size, float(item)), self.copies.copy()
-        for part, length in zip(self.parts, lengths, strict=True):
-            a, b, c = part.terms(length)
-            sent, kept, count = sent * a, kept * b, count * c
+        """Bytes and messages sent in each exchange of everyone with everyone."""
+        sent, kept, count = self.share * item, self.overlaps * item, self.count
+        for length, offered, own, (some, c1, d) in zip(lengths, self.offered, self.kept, self.ghosted, strict=True):
+            sent, kept = sent * length[offered], kept * length[own]
+            if some.size:
+                grown, readers = _with_ghosts(length, c1, d, self.length)
+                count = count.copy() if count is self.count else count
+                sent[some] *= grown
+                count[some] *= readers
         return np.maximum(0.0, sent - kept), np.maximum(0, count - (kept > 0))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One dimension's share in the exchanges of a pattern: arrays over those pairs."""
+def _with_ghosts(length: Floats, c1: Ints, d: Ints, n: int) -> tuple[Floats, Floats]:
+    """How much more than blocks is wanted, and by how many more, where the readers want ghosts.
 
-    left: NDArray[np.bool_]
-    c1: Ints
-    d: Ints
-    win: NDArray[np.bool_]
-    three: Ints
-    outside: Floats  # ways in which others' parts are cut by axes that are not exchanged
-    readers: Floats
-    overlaps: NDArray[np.bool_]
-    n: int
-
-    def terms(self, length: Floats) -> tuple[Floats, Floats, Floats]:
-        """Factors of what is sent, kept, and of the number of readers."""
-        n, stay = self.n, length[self.three]
-        b1, bd = length[self.c1], length[self.d]
-        sent, count = b1 / self.outside, self.readers
-        if (
-            self.win.any()
-        ):  # ghosts: all readers' where the block covers several of theirs, a part of one's where it lies inside
-            d = self.d
-            extra = length[d + SENT * n] - length[d + OWN * n]
-            inside = b1 < bd
-            edges = np.where(inside, np.minimum(b1, (extra + 1) // 2), extra)
-            grown = np.where(b1 > bd, length[d + HELD * n] / np.maximum(1, bd), 1 + edges / np.maximum(1, b1))
-            readers = length[d + READERS * n]
-            near = np.where(b1 <= bd, np.where(inside, np.minimum(2, readers), readers), 1)
-            sent = np.where(self.win, sent * grown, sent)
-            count = np.where(self.win, count * near, count)
-        kept = np.where(self.overlaps, np.minimum(b1, bd), 0)
-        left = self.left
-        return np.where(left, sent, stay), np.where(left, kept, stay), np.where(left, count, 1)
+    All readers' ghosts where the source's block covers several of their blocks, a part of one's where it lies inside.
+    """
+    b1, bd = length[c1], length[d]
+    extra, readers = length[d + SENT * n] - length[d + OWN * n], length[d + READERS * n]
+    inside = b1 < bd
+    edges = np.where(inside, np.minimum(b1, (extra + 1) // 2), extra)
+    grown = np.where(b1 > bd, length[d + HELD * n] / np.maximum(1, bd), 1 + edges / np.maximum(1, b1))
+    return grown, np.where(b1 <= bd, np.where(inside, np.minimum(2, readers), readers), 1)
 
 
 def _pattern(
@@ -342,7 +319,7 @@ def _pattern(
     key = ("pattern", src.tobytes(), partial.tobytes(), dst.tobytes(), tuple(tuple(w) for w in windows))
     known = cuts.structures.get(key)
     # A pattern points into vectors of a certain length: it is of no use once there are more cuts than that.
-    if known is None or known.parts[0].n != cuts.capacity:
+    if known is None or known.length != cuts.capacity:
         known = cuts.structures[key] = _Pattern(links, cuts, src, partial, dst, windows)
     return known
 
@@ -362,17 +339,17 @@ class _Structure:
 
 
 def _structure(cuts: Cuts, c: Ints, partial: Ints, free: Ints, d: Ints) -> _Structure:
-    if not partial.any():
-        free = np.zeros_like(free)  # they matter on the way of sums only
+    free = np.where(partial > 0, free, 0)  # they matter on the way of sums only
     key = (c.tobytes(), partial.tobytes(), free.tobytes(), d.tobytes())
     known = cuts.structures.get(key)
     if known is None:
         bits = len(cuts.grid.sizes)
-        both, row = np.unique((((c << bits) | partial) << bits) | free, return_inverse=True)
+        both, row = np.unique((((c.astype(np.int64) << bits) | partial) << bits) | free, return_inverse=True)
         goals, column = np.unique(d, return_inverse=True)
         low = (1 << bits) - 1
         parts = [(int(s >> 2 * bits), int(s >> bits & low), int(s & low)) for s in both]
-        table = np.array([[cuts.pair(*p, int(b)) for b in goals] for p in parts])
+        ends = goals.tolist()
+        table = np.array([[cuts.pair(*p, b) for b in ends] for p in parts], np.int32)
         x = table[np.ix_(row.reshape(-1), column.reshape(-1))].transpose(2, 0, 1).copy()
         known = _Structure(x[0], x[1], x[2].astype(bool), x[3], x[4], x[5].astype(bool), x[6], x[7])
         cuts.structures[key] = known
