@@ -353,3 +353,25 @@ def test_every_rank_has_the_same_steps() -> None:
     a, b = lower(graph, plan, BATCH), lower(graph, plan, BATCH)
     steps: tuple[Step, ...] = a.steps
     assert steps == b.steps and a.buffers == b.buffers
+
+
+def fan_out() -> Graph:
+    """One tensor read by two convolutions and an activation."""
+    g = GraphBuilder(input=(4, 4, 4))
+    x = g.conv(g.input, 4, 1, bias=False, name="stem")
+    a, b = g.conv(x, 4, 3, pad=1, bias=False, name="a"), g.conv(x, 4, 1, bias=False, name="b")
+    return g.build(g.add([a, b, g.sigmoid(x, name="c")], name="sum")).with_loss(LOSSES["mse"]())
+
+
+def test_sums_are_made_once_for_all_readers() -> None:
+    """A value whose channels' sum one reader had made is not summed again for the next."""
+    split = {"stem": {"C": (0,)}} | {n: {} for n in ("a", "b", "c", "sum")}
+    moves = [m for m in lower(fan_out(), Plan(Grid((2,)), split), 2).moves if m.src == "stem:y"]
+    assert [m.move.kind for m in moves] == ["allreduce"]
+
+
+def test_partial_gradients_are_added_before_they_are_summed_over_ranks() -> None:
+    split = {"a": {"F": (0,)}, "b": {"F": (0,)}}
+    program = lower(fan_out(), Plan(Grid((2,)), split), 2)
+    sums = [m for m in program.moves if m.phase == "backward" and m.move.kind == "allreduce" and ":grad" not in m.src]
+    assert [m.src for m in sums] == ["stem:dy"], "one sum for both readers that split their filters"
