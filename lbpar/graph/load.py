@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from numpy.typing import NDArray
+
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
-from lbpar.errors import Unsupported
 from lbpar.graph.graph import Graph
 from lbpar.graph.inline import inline_graph
 from lbpar.graph.models.registry import build_model
+from lbpar.graph.onnx_import import import_onnx
 from lbpar.graph.python_model import python_graph
 
 
@@ -21,11 +25,9 @@ def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Gra
     Raises
     ------
     ConfigError
-        Unknown name or option, or a Python function that cannot be found.
+        Unknown name or option, a Python function that cannot be found, or a package that is missing.
     GraphError
-        A network that is ill-formed or does not fit its input.
-    Unsupported
-        ONNX files.
+        A network that is ill-formed or does not fit its input, or an ONNX file that cannot be imported.
     """
     match model:
         case NamedModel():
@@ -35,7 +37,29 @@ def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Gra
         case InlineModel():
             return inline_graph(model)
         case OnnxModel():
-            raise Unsupported(
-                f"model.onnx: got {model.onnx}, but ONNX files cannot be read yet; write the network as a Python "
-                'function (model: {python: "package.module:function"}) or as inline layers.'
-            )
+            return import_onnx(model.onnx, model.input)[0]
+
+
+def load_weights(
+    model: NamedModel | PythonModel | OnnxModel | InlineModel,
+) -> dict[str, NDArray[Any]] | None:
+    """The initial weights that come with a network, if any do.
+
+    Parameters
+    ----------
+    model : NamedModel, PythonModel, OnnxModel or InlineModel
+        The ``model`` section.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray, or None
+        For an ONNX file, a whole array (every rank reads the file and cuts out its blocks) for each parameter and
+        running statistic of `load_graph`'s network; see `lbpar.graph.onnx_import.import_onnx`. None for the others,
+        whose weights are drawn.
+
+    Raises
+    ------
+    GraphError, ConfigError
+        As `load_graph`.
+    """
+    return import_onnx(model.onnx, model.input)[1] if isinstance(model, OnnxModel) else None

@@ -1,0 +1,183 @@
+"""Read an ONNX file: its nodes with their attributes, its constants, its one input and output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbpar.config.report import nearest
+from lbpar.errors import ConfigError, GraphError
+
+Array = NDArray[Any]
+OLDEST_OPSET = 9  # Before it, batch normalisation and upsampling meant something else.
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """One node of the file; ``kind`` is its op type, with the domain in front if it is not ONNX's own."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    proto: Any
+
+    def take(self, **defaults: Any) -> dict[str, Any]:
+        """All attributes, with defaults for those that are not given.
+
+        Raises
+        ------
+        GraphError
+            An attribute without a default: it may change what the node computes.
+        """
+        for name in self.attributes:
+            if name not in defaults:
+                hint = nearest(name, list(defaults))
+                raise GraphError(f"its attribute '{name}' is unknown here, {hint}expected only {', '.join(defaults)}.")
+        return defaults | dict(self.attributes)
+
+    def __str__(self) -> str:
+        return f"node '{self.name}' ({self.kind})"
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What the importer needs of a file.
+
+    Attributes
+    ----------
+    path : Path
+    nodes : tuple of OnnxNode
+        Those that the output needs, in topological order.
+    tensors : dict of str to TensorProto
+        Initializers.
+    input, output : str
+    input_shape : tuple of int or None
+        In the file's order, with the samples; None where the file leaves it open.
+    opset : int
+        Of ONNX's own ops.
+    opsets : dict of str to int
+        By domain.
+    """
+
+    path: Path
+    nodes: tuple[OnnxNode, ...]
+    tensors: Mapping[str, Any]
+    input: str
+    input_shape: tuple[int | None, ...]
+    output: str
+    opset: int
+    opsets: Mapping[str, int]
+
+
+def read_onnx(path: str | Path) -> OnnxFile:
+    """Read a file, with its external data if it has any.
+
+    Raises
+    ------
+    ConfigError
+        The package `onnx` is missing.
+    GraphError
+        No such file, not an ONNX file, too old an opset, or not one input and one output.
+    """
+    path = Path(path)
+    model = _load(path)
+    graph = model.graph
+    opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+    opset = opsets.get("", 0)
+    if opset < OLDEST_OPSET:
+        raise GraphError(
+            f"{path}: got opset {opset}, expected {OLDEST_OPSET} or newer; export again, or convert the file with "
+            "onnx.version_converter."
+        )
+    tensors = {t.name: t for t in graph.initializer}
+    inputs = [i for i in graph.input if i.name not in tensors]
+    if graph.sparse_initializer:
+        raise GraphError(f"{path}: got sparse initializers, expected dense ones.")
+    if len(inputs) != 1 or len(graph.output) != 1:
+        raise GraphError(
+            f"{path}: got the inputs {_names(inputs)} and the outputs {_names(graph.output)}, expected one of each; "
+            "export the network with its weights (as initializers) and with a single output."
+        )
+    nodes = tuple(_node(p, i) for i, p in enumerate(graph.node))
+    output = graph.output[0].name
+    shape = inputs[0].type.tensor_type.shape.dim
+    sizes = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in shape)
+    return OnnxFile(path, _needed(nodes, output), tensors, inputs[0].name, sizes, output, opset, opsets)
+
+
+def tensor_array(tensor: Any) -> Array:
+    """The array of an initializer; 16-bit floats become float32."""
+    from onnx import TensorProto, numpy_helper
+
+    array = np.asarray(numpy_helper.to_array(tensor))
+    return array.astype(np.float32) if tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else array
+
+
+def evaluate(node: OnnxNode, arrays: Sequence[Array | None], opsets: Mapping[str, int]) -> list[Array]:
+    """What a node computes from constants, by ONNX's own reference."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    given = {n: a for n, a in zip(node.inputs, arrays, strict=True) if n and a is not None}
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()
+    ]
+    names = [o for o in node.outputs if o]
+    graph = helper.make_graph([node.proto], "constant", inputs, [helper.make_empty_tensor_value_info(o) for o in names])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+    try:
+        return [np.asarray(a) for a in ReferenceEvaluator(model).run(names, given)]
+    except Exception as error:
+        raise GraphError(f"its value could not be computed: {type(error).__name__}: {error}.") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading ONNX files needs the package onnx, which is not installed; "
+            "install it with: pip install 'lbpar[onnx]'."
+        ) from None
+    try:
+        model = onnx.load(path)
+        if model.functions:
+            from onnx import inliner
+
+            model = inliner.inline_local_functions(model)
+    except FileNotFoundError as error:
+        raise GraphError(f"{path}: {error.strerror or error}; check the path.") from None
+    except Exception as error:
+        raise GraphError(f"{path}: not a readable ONNX file ({type(error).__name__}: {error}).") from error
+    if not model.graph.output:
+        raise GraphError(f"{path}: the file holds no network; expected an ONNX model with one input and one output.")
+    return model
+
+
+def _node(proto: Any, at: int) -> OnnxNode:
+    from onnx import helper
+
+    kind = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
+    values = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+    attributes = {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
+    return OnnxNode(proto.name or f"#{at}", kind, tuple(proto.input), tuple(proto.output), attributes, proto)
+
+
+def _needed(nodes: Sequence[OnnxNode], output: str) -> tuple[OnnxNode, ...]:
+    wanted, kept = {output}, []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(node.inputs)
+    return tuple(reversed(kept))
+
+
+def _names(values: Any) -> str:
+    return "[" + ", ".join(v.name for v in values) + "]"

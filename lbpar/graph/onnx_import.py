@@ -1,0 +1,152 @@
+"""Networks from ONNX files, exported from PyTorch and others: the graph and the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lbpar.config.report import nearest
+from lbpar.errors import GraphError
+from lbpar.graph.graph import Graph
+from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, read_onnx
+from lbpar.graph.onnx_ops import HANDLERS, INSTEAD
+from lbpar.graph.onnx_state import Import, first_dims, has_input, log
+
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+_CONTROL = ("If", "Loop", "Scan")
+
+
+def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[Graph, dict[str, Array]]:
+    """Read a network and its weights from an ONNX file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, opset 9 or newer; external data lies beside it.
+    input : sequence of int, optional
+        Shape of one sample, channels last, where the file leaves it open.
+
+    Returns
+    -------
+    graph : Graph
+        Named after the file. Nodes have the names of the PyTorch modules where the file tells them.
+    weights : dict of str to numpy.ndarray
+        A C-contiguous array for each of ``graph.params()``, in our memory order: float32 or float64 as in the file
+        (16-bit floats become float32), running statistics float64.
+
+    Raises
+    ------
+    GraphError
+        No such file, or a node that cannot be imported; the message names the file, the node, its op type, what is
+        supported and what to use instead.
+    ConfigError
+        The package `onnx` is missing.
+
+    Notes
+    -----
+    The batch of the file is ignored. A batch normalisation's ``momentum`` m becomes ``1 - m``. Matrices after a flatten
+    have their columns permuted from channels-first to channels-last features. A Softmax at the end is dropped with a
+    warning: the loss contains it. Weights that the file shares become separate ones, with a warning.
+    """
+    file = read_onnx(path)
+    sample, dims = _input(file, input)
+    state = Import(file, sample, dims)
+    _fold(state)
+    for node in file.nodes:
+        try:
+            _visit(state, node)
+        except GraphError as error:
+            raise GraphError(f"{file.path}: {node}: {error}") from error.__cause__
+    if file.output not in state.values:
+        raise GraphError(f"{file.path}: the output '{file.output}' is not computed from the input '{file.input}'.")
+    output = state.values[file.output]
+    if output.pad is not None:
+        raise GraphError(f"{file.path}: the network ends in a Pad, expected a layer after it.")
+    if output.order is not None:
+        log.warning("%s: the output's features are in channels-last order, unlike the file's", file.path)
+    graph = state.builder.build(output.name)
+    return graph, {name: _fits(file, name, param.shape, state.weights[name]) for name, param in graph.params().items()}
+
+
+def _visit(state: Import, node: OnnxNode) -> None:
+    if not set(node.outputs).isdisjoint(state.done) or all(state.is_constant(o) for o in node.outputs if o):
+        return
+    if all(state.is_constant(i) for i in node.inputs if i) and node.kind not in (*_RANDOM, *_CONTROL):
+        _evaluate(state, node)
+        return
+    if node.kind not in HANDLERS:
+        instead = INSTEAD.get(node.kind)
+        hint = f"use {instead}" if instead else nearest(node.kind, list(HANDLERS)).rstrip("; ")
+        raise GraphError(
+            f"this op cannot be imported; supported are {', '.join(sorted(HANDLERS))}. Instead, {hint or 'change the network'}, "
+            'or write it as a Python function (model: {python: "package.module:function"}).'
+        )
+    for extra in node.outputs[1:]:
+        if extra and (state.readers(extra) or extra == state.file.output):
+            raise GraphError(f"its output '{extra}' is read, expected only the first output to be used.")
+    missing = [i for i in node.inputs if i and i not in state.values and not state.is_constant(i)]
+    if missing:
+        raise GraphError(f"it reads '{missing[0]}', which no earlier node gives.")
+    value = HANDLERS[node.kind](state, node)
+    if value is not None:
+        state.values[node.outputs[0]] = value
+
+
+def _fold(state: Import) -> None:
+    """Make all values known that need no samples, so that a bias is seen even where its constant comes late."""
+    for node in state.file.nodes:
+        if node.kind in (*_RANDOM, *_CONTROL):
+            continue
+        if all(state.is_constant(i) for i in node.inputs if i):
+            try:
+                _evaluate(state, node)
+            except GraphError as error:
+                raise GraphError(f"{state.file.path}: {node}: {error}") from error.__cause__
+
+
+def _evaluate(state: Import, node: OnnxNode) -> None:
+    given = [state.array(i) if has_input(node, j) else None for j, i in enumerate(node.inputs)]
+    names = [o for o in node.outputs if o]
+    for name, array in zip(names, evaluate(node, given, state.file.opsets), strict=True):
+        state.set_constant(name, array)
+
+
+def _input(file: OnnxFile, given: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of a sample, channels last, and how the file's dimensions map to ours."""
+    rank = len(file.input_shape)
+    if not 2 <= rank <= 5:
+        raise GraphError(
+            f"{file.path}: the input '{file.input}' has {rank} dimensions, expected (N, C), (N, C, H, W) or (N, C, D, H, W)."
+        )
+    dims = first_dims(rank)
+    readers = [n for n in file.nodes if file.input in n.inputs]
+    to_first = [0, rank - 1, *range(1, rank - 1)]
+    if rank > 2 and readers and all(n.kind == "Transpose" and n.attributes.get("perm") == to_first for n in readers):
+        dims = tuple(range(rank))  # the file's samples are channels last, as ours
+    sample: list[int | None] = [None] * (rank - 1)
+    for theirs, ours in enumerate(dims):
+        if ours:
+            sample[ours - 1] = file.input_shape[theirs]
+    if given is not None:
+        if len(given) != len(sample) or any(s not in (None, g) for s, g in zip(sample, given, strict=True)):
+            raise GraphError(
+                f"{file.path}: input: got the sample shape {list(given)}, but the file says {_text(sample)} (channels last); "
+                "give `input` only where the file leaves it open, or export for this shape."
+            )
+        sample = [int(g) for g in given]
+    if None in sample:
+        raise GraphError(
+            f"{file.path}: the shape of a sample is {_text(sample)} (channels last), expected numbers; give `input`, "
+            "as in model: {onnx: net.onnx, input: [224, 224, 3]}, or export with fixed sizes."
+        )
+    return tuple(e for e in sample if e is not None), dims
+
+
+def _text(sample: Sequence[int | None]) -> str:
+    return "[" + ", ".join("?" if e is None else str(e) for e in sample) + "]"
+
+
+def _fits(file: OnnxFile, name: str, shape: tuple[int, ...], array: Array) -> Array:
+    if array.shape != shape:
+        raise GraphError(f"{file.path}: the weights of '{name}' have shape {array.shape} (ours), expected {shape}.")
+    return array
