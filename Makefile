@@ -38,14 +38,24 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test lint test-mpi test-serial format wheel clean
+.PHONY: help train fashion test lint test-mpi test-serial format wheel clean
 
 help:  ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
+# $(call job,RANKS,NAME): run jobs/NAME.yaml in runs/NAME, or runs/NAME-2, ... if that is taken.
+define job
+@out=runs/$(2); n=1; case "$(ARGS)" in *--resume*) ;; *) while [ -e $$out ]; do n=$$((n + 1)); out=runs/$(2)-$$n; done;; esac; \
+set -x; $(ONE_THREAD) $(MPIRUN) -n $(1) $(PY) -m lbpar.train --config jobs/$(2).yaml --set run.out=$$out $(ARGS)
+endef
+
 train: $(VENV)/.train data/digits.h5  ## train a small network on real digits, 4 ranks; ARGS="--set train.epochs=3" is passed on
-	@out=runs/digits; n=1; case "$(ARGS)" in *--resume*) ;; *) while [ -e $$out ]; do n=$$((n + 1)); out=runs/digits-$$n; done;; esac; \
-	set -x; $(ONE_THREAD) $(MPIRUN) -n 4 $(PY) -m lbpar.train --config jobs/digits.yaml --set run.out=$$out $(ARGS)
+	$(call job,4,digits)
+
+FASHION ?= /usr/share/datasets/fashion-mnist
+
+fashion: $(VENV)/.train data/fashion_mnist.h5  ## Fashion-MNIST on 2 ranks, to 90 % and more (Debian's dataset-fashion-mnist, or FASHION=folder)
+	$(call job,2,fashion_mnist)
 
 # The serial tests come last, so that the last lines are pytest's summary of them.
 test: lint test-mpi test-serial  ## everything that CI runs
@@ -79,6 +89,10 @@ clean:  ## remove what make made, except data and runs
 
 data/digits.h5: | $(VENV)/.train
 	$(PY) -m lbpar.data make digits --out $@
+
+data/fashion_mnist.h5: | $(VENV)/.train
+	@test -e $(FASHION)/train-images-idx3-ubyte.gz || { echo "Fashion-MNIST is not in $(FASHION): apt-get install dataset-fashion-mnist, or make fashion FASHION=/path/to/its/files"; exit 1; }
+	$(PY) -m lbpar.data convert $(FASHION) --out $@ --normalise
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "lbpar needs Python 3.11 or newer, found no '$(PYTHON)'. Install it, or name one: make PYTHON=/path/to/python3"; exit 1; }

@@ -12,7 +12,7 @@ def finish(program: Program, *, keep: bool, overlap: bool, bucket_bytes: int = 0
     """Order the steps of a freshly lowered program and insert frees."""
     steps = list(program.steps)
     if overlap:
-        steps = _sink_waits(_merge_gradients(_hoist_starts(steps), bucket_bytes))
+        steps = _sink_waits(_merge_gradients(_hoist_starts(steps), bucket_bytes), set(program.results.values()))
     steps = _donate(steps, program, keep)
     if not keep:
         steps = _free(steps, program)
@@ -79,15 +79,21 @@ def _bytes(start: Start) -> int:
     return 4 * prod(layout.shape) // layout.grid.ways(layout.shard_axes)
 
 
-def _sink_waits(steps: list[Step]) -> list[Step]:
-    """Move each wait down to just before the first step that reads what arrives (or to the end)."""
+def _sink_waits(steps: list[Step], results: set[str]) -> list[Step]:
+    """Move each wait down to just before the first step that reads what arrives (or to the end).
+
+    Results (the loss) arrive before the update, which must not run if the loss is not finite.
+    """
     out: list[Step] = []
     pending: dict[str, Wait] = {}
     for step in steps:
         if isinstance(step, Wait):
             pending[step.dst] = step
             continue
-        for name in reads(step):
+        wanted = reads(step)
+        if isinstance(step, Update):
+            wanted = (*(b for b in pending if b in results), *wanted)
+        for name in wanted:
             if name in pending:
                 out.append(pending.pop(name))
         out.append(step)

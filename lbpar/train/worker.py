@@ -13,7 +13,7 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Program, Update, Wait
+from lbpar.program.steps import Program
 from lbpar.train.executor import Executor
 from lbpar.train.initial import initial_state
 from lbpar.train.kernels import Context
@@ -36,15 +36,9 @@ class StepResult:
     top5: float | None = None
 
 
-def loss_before_update(program: Program) -> Program:
-    """The same program, but results have arrived when the optimizer runs, which must not run if the loss is not finite."""
-    results = set(program.results.values())
-    at = next((i for i, s in enumerate(program.steps) if isinstance(s, Update)), len(program.steps))
-    late = [s for s in program.steps[at:] if isinstance(s, Wait) and s.dst in results]
-    if not late:
-        return program
-    rest = [s for s in program.steps[at:] if s not in late]
-    return replace(program, steps=(*program.steps[:at], *late, *rest))
+BUCKET_BYTES = 4 << 20
+"""Gradients are summed over ranks in messages of about this size: large enough that latency does not matter, small enough
+that the first leave while the backward pass still computes."""
 
 
 @dataclass
@@ -101,7 +95,7 @@ class Worker:
         """The program of a step."""
         if mode == "evaluate":
             return lower(self.graph, self.plan, samples, training=False)
-        return loss_before_update(lower(self.graph, self.plan, samples, gradients=mode))
+        return lower(self.graph, self.plan, samples, gradients=mode, bucket_bytes=BUCKET_BYTES)
 
     def run(
         self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None
@@ -149,7 +143,7 @@ class Worker:
 
         Collective over all ranks; runs the forward pass of the last step again, with the running statistics of before it.
         """
-        program = lower(self.graph, self.plan, samples, keep=True, training=True)
+        program = lower(self.graph, self.plan, samples, keep=True, fused=False)
         steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
         executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
         for name, array in self._statistics.items():

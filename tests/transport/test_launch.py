@@ -251,9 +251,13 @@ def test_sigusr1_shows_the_stacks_and_goes_on() -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
-        assert "most recent call first" in process.stderr.readline()
-        _, rest = process.communicate("0\n", timeout=60)
-    assert "in main" in rest
+        shown = process.stderr.readline()  # waits for the stacks; the reader may have buffered more than this line
+        assert process.stdin is not None
+        process.stdin.write("0\n")
+        process.stdin.close()
+        shown += process.stderr.read()
+        process.wait(timeout=60)
+    assert "most recent call first" in shown and "in main" in shown
     assert process.returncode == 0
 
 
