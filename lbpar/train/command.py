@@ -121,6 +121,8 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
                 trainer.save(out / "checkpoints")
             if on_epoch is not None:
                 on_epoch(records[-1])
+    if trainer.tracer is not None:
+        trainer.tracer.write(out / "trace.json", trainer.transport)
     if root:
         times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - begin}
         report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})

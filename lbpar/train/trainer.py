@@ -31,6 +31,7 @@ from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset, build_engine
 from lbpar.train.together import together
 from lbpar.train.totals import Totals
+from lbpar.train.trace import Tracer
 from lbpar.train.worker import Mode, StepResult, Worker
 from lbpar.transport.base import Sent, Transport
 
@@ -107,6 +108,7 @@ class Trainer:
         assert dataset is not None
         self.dataset: Dataset = dataset
         self.test = build_dataset(c, self.graph, "test", self.engine.dtype)
+        self.tracer = Tracer(self.transport.rank) if c.run.trace else None
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed)
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
@@ -199,6 +201,7 @@ class Trainer:
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
+        executor.tracer = self.tracer
         context = Context(self.config.train.seed, self.micro, weight)
 
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
