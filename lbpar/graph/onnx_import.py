@@ -109,6 +109,8 @@ def _evaluate(state: Import, node: OnnxNode) -> None:
     names = [o for o in node.outputs if o]
     for name, array in zip(names, evaluate(node, given, state.file.opsets), strict=True):
         state.set_constant(name, array)
+        if node.kind not in ("Constant", "Identity"):
+            state.computed.add(name)
 
 
 def _input(file: OnnxFile, given: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

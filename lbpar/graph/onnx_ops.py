@@ -112,6 +112,15 @@ def cast(s: Import, n: OnnxNode) -> Value:
     return s.value(n)
 
 
+def cast_like(s: Import, n: OnnxNode) -> Value | None:
+    """CastLike: a constant, or a value, takes the type of another; all are floating point here."""
+    n.take(saturate=1, round_mode="up")
+    if n.inputs[0] in s.values:
+        return s.value(n)
+    s.set_constant(n.outputs[0], s.constant(n, 0, "values"))
+    return None
+
+
 def add(s: Import, n: OnnxNode) -> Value:
     """Add and Sum."""
     n.take()
@@ -336,6 +345,7 @@ HANDLERS: dict[str, Callable[[Import, OnnxNode], Any]] = {
     "AveragePool": windows.average_pool,
     "BatchNormalization": batch_normalization,
     "Cast": cast,
+    "CastLike": cast_like,
     "Concat": concat,
     "Conv": windows.conv,
     "ConvTranspose": windows.conv_transpose,

@@ -72,6 +72,7 @@ class Import:
         self.weights: dict[str, Array] = {}
         self.nonnegative: set[str] = set()  # our nodes that are never below zero
         self.done: set[str] = set()  # outputs of nodes that were taken together with an earlier one
+        self.computed: set[str] = set()  # constants that are no weights of the file but were worked out
         self._constants: dict[str, Array] = {}
         self._used: dict[str, str] = {}
         self._taken = set(_RESERVED)

@@ -63,13 +63,13 @@ def conv_transpose(s: Import, n: OnnxNode) -> Value:
     else:
         if len(wanted) != len(kernel):
             raise GraphError(f"its output_shape is {list(wanted)}, expected {len(kernel)} spatial sizes.")
-        found = []
+        found, longer = [], []
         for e, k, t, d, q, want in zip(spatial, kernel, stride, dilation, extra, wanted, strict=True):
             total = (e - 1) * t + q + (k - 1) * d + 1 - want
-            if total < 0:
-                raise GraphError(f"its output would be shorter than the {want} asked for; use a larger kernel.")
-            small, large = total // 2, total - total // 2
+            small, large = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
             found.append((small, large) if auto == "SAME_UPPER" else (large, small))
+            longer.append(q - min(total, 0))
+        extra = tuple(longer)
         pads = tuple(found)
     bias, also = _bias(s, n, filters, len(kernel) + 2)
     node = s.builder.conv_transpose(
@@ -295,7 +295,12 @@ def _needs_image(s: Import, output: str) -> bool:
 def _bias(s: Import, n: OnnxNode, filters: int, rank: int) -> tuple[Array | None, str | None]:
     """A convolution's bias: its own, or that of an Add after it."""
     if has_input(n, 2):
-        return s.constant(n, 2, "bias"), None
+        bias = s.constant(n, 2, "bias")
+        if bias.shape != (filters,):
+            raise GraphError(f"its bias has shape {bias.shape}, expected one number per filter ({filters}).")
+        # torch.export writes zeros where a module has no bias.
+        filler = n.inputs[2] in s.computed and not bias.any()
+        return None if filler else bias, None
     return s.following_bias(n, filters, rank)
 
 

@@ -15,10 +15,33 @@ from lbpar.layout.runs import Box, box_shape, indices
 
 
 def initial_state(
-    params: Mapping[str, Param], layouts: Mapping[str, Layout], rank: int, seed: int, dtype: np.dtype
+    params: Mapping[str, Param],
+    layouts: Mapping[str, Layout],
+    rank: int,
+    seed: int,
+    dtype: np.dtype,
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """This rank's blocks of all parameters (in ``dtype``) and running statistics (float64)."""
-    return {name: initial_block(name, params[name], layouts[name].box(rank), seed, dtype) for name in layouts}
+    """This rank's blocks of all parameters (in ``dtype``) and running statistics (float64).
+
+    Those named in ``weights``, whole arrays in memory order, are cut out of them; the others are drawn.
+    """
+    given = weights or {}
+    out = {}
+    for name, layout in layouts.items():
+        box = layout.box(rank)
+        if name in given:
+            out[name] = given_block(given[name], params[name], box, dtype)
+        else:
+            out[name] = initial_block(name, params[name], box, seed, dtype)
+    return out
+
+
+def given_block(array: np.ndarray, param: Param, box: Box, dtype: np.dtype) -> np.ndarray:
+    """The part ``box`` of one parameter whose values are given, a C-contiguous copy."""
+    assert array.shape == param.shape, (array.shape, param.shape)
+    kind = np.dtype(np.float64) if param.kind == "statistic" else dtype
+    return np.array(array[np.ix_(*map(indices, box))], kind, order="C")
 
 
 def initial_block(name: str, param: Param, box: Box, seed: int, dtype: np.dtype) -> np.ndarray:

@@ -56,6 +56,8 @@ class Worker:
         Of the plan's grid.
     seed : int
         Fixes initial weights and dropout.
+    weights : mapping of str to array, optional
+        Initial values of whole parameters and running statistics, which replace drawn ones; let go once they are cut.
 
     Attributes
     ----------
@@ -72,6 +74,7 @@ class Worker:
     seed: int = 0
     state: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
+    weights: Mapping[str, Array] | None = None
 
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}
@@ -87,7 +90,8 @@ class Worker:
             if not self.state:
                 self.layouts = dict(program.params)
                 rank, dtype = self.transport.rank, self.engine.dtype
-                self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype))
+                self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights))
+                self.weights = None
             self._executors[key] = Executor(program, self.engine, self.transport, self.state, self._held)
         return self._executors[key]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lbpar.config.run_file import parse_run
-from lbpar.errors import ConfigError, Unsupported
+from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.models.registry import build_model
@@ -48,6 +48,7 @@ def test_from_a_python_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert graph.parameter_count == 6 * 12 + 6
 
 
-def test_onnx_says_what_to_do_instead() -> None:
-    with pytest.raises(Unsupported, match="net.onnx.*Python function"):
-        load("{onnx: net.onnx}")
+def test_onnx_file_that_is_missing() -> None:
+    pytest.importorskip("onnx")
+    with pytest.raises(GraphError, match="nowhere.onnx: No such file"):
+        load("{onnx: nowhere.onnx}")
