@@ -13,6 +13,7 @@ from lbpar.engine._dnnl import cdef, conv, pool, rows
 from lbpar.engine._dnnl.library import Context, Refused, load
 from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import Array, Float64Array, Index, LocalWindow, Window
+from lbpar.engine.native import native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
 
@@ -62,12 +63,14 @@ class OneDnnEngine(NumpyEngine):
         self._address = self._context.pointer
         self._plans: dict[Any, Any] = {}
         self.pool = Pool()
+        self.native = native(self._context.max_threads())
 
     @property
     def library(self) -> str:
         """Version and path of the library in use, for reports."""
         library = self._context.library
-        return f"oneDNN {'.'.join(map(str, library.version))} ({library.path})"
+        passes = "" if self.native is None else ", compiled passes"
+        return f"oneDNN {'.'.join(map(str, library.version))} ({library.path}){passes}"
 
     def _probe(self) -> None:
         """Fail now, not in the first layer, where the CPU or the library has no such arithmetic."""
@@ -183,6 +186,8 @@ class OneDnnEngine(NumpyEngine):
         return whole
 
     def bias_backward(self, dy: Array) -> Array:
+        if self.native is not None and is_dense(dy):
+            return self.native.sum_rows(dy)
         if not (is_float32(dy) and dy.size > SMALL):
             return super().bias_backward(dy)
         zero = np.zeros(dy.shape[-1])
@@ -303,6 +308,8 @@ class OneDnnEngine(NumpyEngine):
     # -- normalisation ---------------------------------------------------------------------------------------------
 
     def norm_sums(self, x: Array, shift: Array) -> Float64Array:
+        if self.native is not None and is_dense(x):
+            return self.native.norm_sums(x, shift)
         run = None
         if is_float32(x) and x.size > SMALL:
             channels = x.shape[-1]
@@ -315,6 +322,14 @@ class OneDnnEngine(NumpyEngine):
             return super().norm_sums(x, shift)
         return run(_dense(x), np.asarray(shift, dtype=np.float64))
 
+    def norm_moments(
+        self, sums: Array, shift: Array, count: float, eps: float
+    ) -> tuple[Float64Array, Float64Array, Float64Array]:
+        if self.native is None:
+            return super().norm_moments(sums, shift, count, eps)
+        found = self.native.norm_moments(sums, shift, count, eps)
+        return found[0], found[1], found[2]
+
     def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
         y = self._norm_apply(x, mean, invstd, scale, bias, relu=False)
         return super().norm_apply(x, mean, invstd, scale, bias) if y is None else y
@@ -322,7 +337,11 @@ class OneDnnEngine(NumpyEngine):
     def _norm_apply(
         self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, relu: bool
     ) -> Array | None:
-        if not (is_float32(x) and x.size > SMALL):
+        if self.native is not None and is_dense(x):
+            y = self._new(x.shape)
+            self.native.norm_apply(x, y, mean, invstd, scale, bias, None, relu)
+            return y
+        if not (is_float32(x) and x.size > SMALL) or (relu and not np.isfinite(mean + invstd).all()):
             return None
         columns = x.shape[-1]
         count = x.size // columns
@@ -341,7 +360,11 @@ class OneDnnEngine(NumpyEngine):
     def _norm_add_relu(
         self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None, residual: Array
     ) -> Array | None:
-        if not (is_float32(x, residual) and x.size > SMALL):
+        if self.native is not None and is_dense(x, residual):
+            y = self._new(x.shape)
+            self.native.norm_apply(x, y, mean, invstd, scale, bias, residual, True)
+            return y
+        if not (is_float32(x, residual) and x.size > SMALL and np.isfinite(mean + invstd).all()):
             return None
         columns = x.shape[-1]
         count = x.size // columns
@@ -354,6 +377,8 @@ class OneDnnEngine(NumpyEngine):
         return y
 
     def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
+        if self.native is not None and is_dense(x, dy):
+            return self.native.norm_backward_sums(x, dy, mean, invstd)
         sums = self._backward_sums(x, dy, mean, None, None) if is_float32(x, dy) and x.size > SMALL else None
         if sums is None:
             return super().norm_backward_sums(x, dy, mean, invstd)
@@ -384,6 +409,10 @@ class OneDnnEngine(NumpyEngine):
     def norm_backward_data(
         self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
     ) -> Array:
+        if self.native is not None and is_dense(x, dy):
+            dx = self._new(x.shape)
+            self.native.norm_backward_data(x, dy, dx, mean, invstd, scale, sums, count)
+            return dx
         chain = None
         if is_float32(x, dy) and x.size > SMALL:
             columns = x.shape[-1]
@@ -431,6 +460,10 @@ class OneDnnEngine(NumpyEngine):
 
     def _relu(self, x: Array, y: Array | None) -> Array:
         """max(x, 0) in y (which may be x), or in a new array."""
+        if self.native is not None and is_dense(x):
+            y = self._new(x.shape) if y is None else y
+            self.native.relu(x, y)
+            return y
         run = None
         if is_float32(x) and x.size > SMALL:
             run = self._plan(("relu", x.size), lambda: rows.relu(self._context, x.size))
@@ -443,6 +476,10 @@ class OneDnnEngine(NumpyEngine):
         return y
 
     def relu_backward(self, y: Array, dy: Array) -> Array:
+        if self.native is not None and is_dense(y, dy):
+            dx = self._new(dy.shape)
+            self.native.relu_backward(y, dy, dx)
+            return dx
         dx = self._backward(cdef.RELU_FROM_DST, y, dy, 0.0)
         # oneDNN multiplies by 0 where relu is shut, which turns an infinite dy into NaN.
         return super().relu_backward(y, dy) if dx is None or np.isnan(dx.min()) else dx
@@ -488,6 +525,12 @@ class OneDnnEngine(NumpyEngine):
         if not is_float32(*xs):
             return super().concat(xs)
         y = self._new((*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)))
+        if self.native is not None and all(is_dense(x) for x in xs):
+            at = 0
+            for x in xs:
+                self.native.copy_columns(x, 0, y, at, x.shape[-1])
+                at += x.shape[-1]
+            return y
         return np.concatenate(xs, axis=-1, out=y)
 
     # -- fused kernels ----------------------------------------------------------------------------------------------
@@ -520,10 +563,7 @@ class OneDnnEngine(NumpyEngine):
         oneDNN's relu turns NaN into 0, so statistics that are not finite (as any NaN or infinity in x makes them) take the
         unfused way; only a NaN that the statistics or the residual do not know of is hidden.
         """
-        y = None
-        if not np.isfinite(mean + invstd).all():
-            pass
-        elif residual is None:
+        if residual is None:
             y = self._norm_apply(x, mean, invstd, scale, bias, relu=True)
         else:
             y = self._norm_add_relu(x, mean, invstd, scale, bias, residual)
@@ -539,6 +579,9 @@ class OneDnnEngine(NumpyEngine):
 
         g is also the gradient of `norm_relu_forward`'s residual; `norm_backward_data` takes it as dy.
         """
+        if self.native is not None and is_dense(x, y, dy):
+            masked = self._new(dy.shape)
+            return self.native.norm_backward_sums(x, dy, mean, invstd, None, y, masked), masked
         if is_float32(x, y, dy) and x.size > SMALL:
             masked = self._new(dy.shape)
             sums = self._backward_sums(x, dy, mean, y, masked)
@@ -558,6 +601,16 @@ class OneDnnEngine(NumpyEngine):
         if not all(isinstance(i, slice) for i in index):
             return super().pack(a, index)
         part = a[tuple(index)]
+        if (
+            self.native is not None
+            and is_dense(a)
+            and part.shape[:-1] == a.shape[:-1]
+            and index[-1].step in (None, 1)
+            and part.size
+        ):
+            out = self._new(part.shape)
+            self.native.copy_columns(a, index[-1].indices(a.shape[-1])[0], out, 0, part.shape[-1])
+            return out
         out = self.pool.empty(part.shape, a.dtype)
         np.copyto(out, part)
         return out
@@ -566,6 +619,11 @@ class OneDnnEngine(NumpyEngine):
 def is_float32(*arrays: Array) -> bool:
     """Whether all arrays are float32."""
     return all(a.dtype == _F32 for a in arrays)
+
+
+def is_dense(*arrays: Array) -> bool:
+    """Whether all arrays are C-contiguous float32 with something in them: what `Native` takes."""
+    return all(a.dtype == _F32 and a.flags.c_contiguous and a.size > 0 for a in arrays)
 
 
 def _dense(a: Array) -> Array:

@@ -1,0 +1,259 @@
+/* Passes over a matrix of rows (positions, channels) on CPUs: normalisation in its distributed form, relu, copies.
+ *
+ * No library has these: statistics of several ranks meet between two halves of a normalisation. Every function reads
+ * each of its arrays once, is one parallel region (one barrier), and sums in double: memory is slower than either, so
+ * it costs nothing (measured). Arrays are C-contiguous float32 unless a stride is given; sizes are 64-bit; `threads`
+ * is the number of OpenMP threads. The file is compiled on the machine it runs on, by the C compiler found there.
+ *
+ * Letters: n rows, c channels. A matrix is read as wider rows (w channels = a multiple of c, the last one shorter), so
+ * that inner loops are long enough to be vectorised.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int64_t idx;
+
+enum { WIDE = 256 };
+
+static inline idx smaller(idx a, idx b) { return a < b ? a : b; }
+
+static idx wide(idx n, idx c) {
+    idx fold = WIDE / c;
+    fold = fold < 1 ? 1 : fold;
+    return c * (n < 1 ? 1 : smaller(fold, n));
+}
+
+/* First of the wide rows (`end` of them in n * c elements, the last may be short) of thread t. */
+static inline idx share(idx end, int t, int threads) { return end * t / threads; }
+
+static void tile_double(double *out, const double *v, idx c, idx w) {
+    for (idx i = 0; i < w; i += c) memcpy(out + i, v, (size_t)c * sizeof(double));
+}
+
+static void tile_float(float *out, idx c, idx w) {
+    for (idx i = c; i < w; i += c) memcpy(out + i, out, (size_t)c * sizeof(float));
+}
+
+/* Adds the partial sums of all threads (2 * w each) into out (2, c). */
+static void merge(const double *part, int threads, idx c, idx w, double *out) {
+    memset(out, 0, 2 * (size_t)c * sizeof(double));
+    for (int t = 0; t < threads; t++, part += 2 * w)
+        for (int k = 0; k < 2; k++)
+            for (idx i = 0; i < w; i += c)
+                for (idx j = 0; j < c; j++) out[k * c + j] += part[k * w + i + j];
+}
+
+/* sum(x - shift) and sum((x - shift)^2), out (2, c). Returns 0, or 1 if there is no memory. */
+int lbpar_norm_sums(const float *x, idx n, idx c, const double *shift, double *out, int threads) {
+    const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
+    double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
+    if (!centre || !part) return free(centre), free(part), 1;
+    tile_double(centre, shift, c, w);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        double *restrict s = part + 2 * w * t, *restrict q = s + w;
+        const double *restrict m = centre;
+        idx r = share(end, t, threads), last = share(end, t + 1, threads);
+        for (; r < last;) {
+            const float *restrict a = x + r * w;
+            if (last - r >= 4 && (r + 4) * w <= total) {
+                for (idx j = 0; j < w; j++) {
+                    double d0 = a[j] - m[j], d1 = a[j + w] - m[j], d2 = a[j + 2 * w] - m[j], d3 = a[j + 3 * w] - m[j];
+                    s[j] += (d0 + d1) + (d2 + d3);
+                    q[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+                }
+                r += 4;
+            } else {
+                const idx len = smaller(w, total - r * w);
+                for (idx j = 0; j < len; j++) {
+                    double d = a[j] - m[j];
+                    s[j] += d;
+                    q[j] += d * d;
+                }
+                r++;
+            }
+        }
+    }
+    merge(part, threads, c, w, out);
+    free(centre), free(part);
+    return 0;
+}
+
+/* Flags are constants where this is inlined. Each step makes g = dy [+ more], 0 where y is not above 0. */
+static inline __attribute__((always_inline)) void backward_rows(const float *x, const float *dy, const float *more,
+                                                                const float *y, float *g, const double *centre, idx w,
+                                                                idx total, idx r, idx last, double *sum, double *dot,
+                                                                const int two, const int relu) {
+    double *restrict s = sum, *restrict q = dot;
+    const double *restrict m = centre;
+    for (; r < last; r++) {
+        const idx at = r * w, len = smaller(w, total - at);
+        const float *restrict a = x + at, *restrict b = dy + at, *restrict b2 = two ? more + at : 0;
+        const float *restrict f = relu ? y + at : 0;
+        float *restrict o = two || relu ? g + at : 0;
+        for (idx j = 0; j < len; j++) {
+            float d = b[j];
+            if (two) d += b2[j];
+            if (relu) d = f[j] > 0 ? d : 0;
+            if (two || relu) o[j] = d;
+            s[j] += d;
+            q[j] += (double)d * (a[j] - m[j]);
+        }
+    }
+}
+
+/* g = dy [+ more] [masked by y > 0], stored where it is not dy itself; out (2, c) = sum(g), invstd * sum(g * (x - mean)). */
+int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more, const float *y, float *g, idx n, idx c,
+                             const double *mean, const double *invstd, double *out, int threads) {
+    const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
+    double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
+    if (!centre || !part) return free(centre), free(part), 1;
+    tile_double(centre, mean, c, w);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        double *s = part + 2 * w * t, *q = s + w;
+        const idx r = share(end, t, threads), last = share(end, t + 1, threads);
+        if (more && y) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 1, 1);
+        else if (y) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 0, 1);
+        else if (more) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 1, 0);
+        else backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 0, 0);
+    }
+    merge(part, threads, c, w, out);
+    for (idx j = 0; j < c; j++) out[c + j] *= invstd[j];
+    free(centre), free(part);
+    return 0;
+}
+
+static inline __attribute__((always_inline)) void apply_rows(const float *x, const float *z, float *y, const float *v,
+                                                             idx w, idx total, idx r, idx last, const int add,
+                                                             const int relu) {
+    const float *restrict m = v, *restrict f = v + w, *restrict b = v + 2 * w;
+    for (; r < last; r++) {
+        const idx at = r * w, len = smaller(w, total - at);
+        const float *restrict a = x + at, *restrict e = add ? z + at : 0;
+        float *restrict o = y + at;
+        for (idx j = 0; j < len; j++) {
+            float d = (a[j] - m[j]) * f[j] + b[j];
+            if (add) d += e[j];
+            if (relu) d = d < 0 ? 0 : d; /* keeps NaN */
+            o[j] = d;
+        }
+    }
+}
+
+/* y = (x - mean) * invstd [* scale] [+ bias] [+ z] [relu]; absent operands are null. */
+int lbpar_norm_apply(const float *x, const float *z, float *y, idx n, idx c, const double *mean, const double *invstd,
+                     const float *scale, const float *bias, int relu, int threads) {
+    const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
+    float *v = malloc(3 * (size_t)w * sizeof(float));
+    if (!v) return 1;
+    for (idx j = 0; j < c; j++) {
+        v[j] = (float)mean[j];
+        v[w + j] = (float)(scale ? invstd[j] * scale[j] : invstd[j]);
+        v[2 * w + j] = bias ? bias[j] : 0;
+    }
+    for (int k = 0; k < 3; k++) tile_float(v + k * w, c, w);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(end, t, threads), last = share(end, t + 1, threads);
+        if (z && relu) apply_rows(x, z, y, v, w, total, r, last, 1, 1);
+        else if (z) apply_rows(x, z, y, v, w, total, r, last, 1, 0);
+        else if (relu) apply_rows(x, z, y, v, w, total, r, last, 0, 1);
+        else apply_rows(x, z, y, v, w, total, r, last, 0, 0);
+    }
+    free(v);
+    return 0;
+}
+
+/* dx = scale * invstd * (dy - sums[0]/count - xhat * sums[1]/count) [+ z], rows of z `stride` floats apart. */
+int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, idx stride, float *dx, idx n, idx c,
+                             const double *mean, const double *invstd, const float *scale, const double *sums,
+                             double count, int threads) {
+    const idx w = z ? c : wide(n, c), total = n * c, end = (total + w - 1) / w;
+    float *v = malloc(4 * (size_t)w * sizeof(float));
+    if (!v) return 1;
+    for (idx j = 0; j < c; j++) {
+        v[j] = (float)mean[j];
+        v[w + j] = (float)(-invstd[j] * sums[c + j] / count);
+        v[2 * w + j] = (float)(-sums[j] / count);
+        v[3 * w + j] = (float)(scale ? invstd[j] * scale[j] : invstd[j]);
+    }
+    for (int k = 0; k < 4; k++) tile_float(v + k * w, c, w);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const float *restrict m = v, *restrict k1 = v + w, *restrict k0 = v + 2 * w, *restrict f = v + 3 * w;
+        for (idx r = share(end, t, threads), last = share(end, t + 1, threads); r < last; r++) {
+            const idx at = r * w, len = smaller(w, total - at);
+            const float *restrict a = x + at, *restrict b = dy + at, *restrict e = z ? z + r * stride : 0;
+            float *restrict o = dx + at;
+            if (z)
+                for (idx j = 0; j < len; j++) o[j] = ((a[j] - m[j]) * k1[j] + b[j] + k0[j]) * f[j] + e[j];
+            else
+                for (idx j = 0; j < len; j++) o[j] = ((a[j] - m[j]) * k1[j] + b[j] + k0[j]) * f[j];
+        }
+    }
+    free(v);
+    return 0;
+}
+
+/* From sums about a shift: out (3, c) = mean, 1 / sqrt(var + eps), biased variance. */
+int lbpar_norm_moments(const double *sums, const double *shift, idx c, double count, double eps, double *out) {
+    for (idx j = 0; j < c; j++) {
+        const double first = sums[j] / count, second = sums[c + j] / count, v = second - first * first;
+        out[j] = shift[j] + first;
+        out[2 * c + j] = v < 0 ? 0 : v;
+        out[c + j] = 1 / sqrt(out[2 * c + j] + eps);
+    }
+    return 0;
+}
+
+/* out (c) = sum over rows, in double. */
+int lbpar_sum_rows(const float *x, idx n, idx c, float *out, int threads) {
+    const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
+    double *part = calloc((size_t)(w * threads), sizeof(double)), *all = calloc((size_t)c, sizeof(double));
+    if (!part || !all) return free(part), free(all), 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        double *restrict s = part + w * t;
+        for (idx r = share(end, t, threads), last = share(end, t + 1, threads); r < last; r++) {
+            const float *restrict a = x + r * w;
+            const idx len = smaller(w, total - r * w);
+            for (idx j = 0; j < len; j++) s[j] += a[j];
+        }
+    }
+    for (idx i = 0; i < w * threads; i += c)
+        for (idx j = 0; j < c; j++) all[j] += part[i + j];
+    for (idx j = 0; j < c; j++) out[j] = (float)all[j];
+    free(part), free(all);
+    return 0;
+}
+
+/* y = max(x, 0) that keeps NaN; y may be x. */
+int lbpar_relu(const float *x, float *y, idx n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i];
+    return 0;
+}
+
+/* dx = dy where y > 0, else 0 (also where dy is not finite). */
+int lbpar_relu_backward(const float *y, const float *dy, float *dx, idx n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) dx[i] = y[i] > 0 ? dy[i] : 0;
+    return 0;
+}
+
+/* y = x + z; y may be either. */
+int lbpar_add(const float *x, const float *z, float *y, idx n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) y[i] = x[i] + z[i];
+    return 0;
+}
+
+/* n rows of c floats from one row distance to another. */
+int lbpar_copy(const float *from, idx from_stride, float *to, idx to_stride, idx n, idx c, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, (size_t)c * sizeof(float));
+    return 0;
+}
