@@ -12,7 +12,7 @@ import numpy as np
 from lbpar.errors import GraphError
 from lbpar.graph import onnx_windows as windows
 from lbpar.graph.onnx_file import Array, OnnxNode
-from lbpar.graph.onnx_state import ONE, Import, Value, first_dims, has_input, log, weights
+from lbpar.graph.onnx_state import ONE, OPEN_BATCH, Import, Value, first_dims, has_input, log, weights
 
 
 def gemm(s: Import, n: OnnxNode) -> Value:
@@ -177,14 +177,13 @@ def reshape(s: Import, n: OnnxNode) -> Value:
     fits = sizes and sizes[0] == s.batch and x.dims[:1] == (0,) and prod(sizes) == prod(before)
     if fits and tuple(sizes) == before:
         return x
-    if not fits or sum(t != 1 for t in sizes[1:]) > 1:
+    if not fits or len(sizes) == 1 or sum(t != 1 for t in sizes[1:]) > 1:
+        shown = ", ".join("N" if t == OPEN_BATCH else str(t) for t in target)
         raise GraphError(
-            f"it reshapes {s.describe(x)} to {target}, expected (N, features): a flatten of all dimensions but the samples."
+            f"it reshapes {s.describe(x)} to ({shown}), expected (N, features): a flatten of all dimensions but the samples."
         )
     flat = s.flat(x, s.name(n))
     at = next((i for i, t in enumerate(sizes) if i and t != 1), 1)
-    if len(sizes) == 1:
-        raise GraphError(f"it reshapes {s.describe(x)} to {target}, expected (N, features).")
     return replace(flat, dims=tuple(0 if i == 0 else 1 if i == at else ONE for i in range(len(sizes))))
 
 
@@ -197,18 +196,7 @@ def squeeze(s: Import, n: OnnxNode) -> Value:
     axes = a["axes"] if given is None else given.ravel().tolist()
     if axes is None:
         axes = [i for i, d in enumerate(x.dims) if d != 0 and sizes[i] == 1]
-    gone = {s.axis(x, int(i)) for i in axes}
-    if any(sizes[i] != 1 or x.dims[i] == 0 for i in gone):
-        raise GraphError(f"it squeezes the axes {sorted(gone)} of {s.describe(x)}, expected sizes of one.")
-    rank = len(s.shape(x))
-    if any(x.dims[i] != ONE for i in gone) and rank > 2:
-        if any(x.dims[i] == rank - 1 for i in gone) or prod(s.spatial(x)) != 1:
-            raise GraphError(f"it squeezes {s.describe(x)}, expected all spatial sizes to be one: use a Flatten.")
-        dims = tuple(d if d == 0 else 1 if d == rank - 1 else ONE for d in x.dims)
-        x = replace(s.flat(x, s.name(n)), dims=dims)
-    if any(x.dims[i] == 1 for i in gone):
-        raise GraphError(f"it squeezes the features of {s.describe(x)}, expected (N, C) to stay.")
-    return replace(x, dims=tuple(d for i, d in enumerate(x.dims) if i not in gone))
+    return s.squeezed(x, {s.axis(x, int(i)) for i in axes}, s.name(n))
 
 
 def unsqueeze(s: Import, n: OnnxNode) -> Value:
@@ -361,6 +349,7 @@ HANDLERS: dict[str, Callable[[Import, OnnxNode], Any]] = {
     "MaxPool": windows.max_pool,
     "Mul": multiply,
     "Pad": windows.pad,
+    "ReduceMax": windows.reduce_max,
     "ReduceMean": windows.reduce_mean,
     "Relu": relu,
     "Reshape": reshape,
@@ -384,7 +373,7 @@ INSTEAD = {
     "Tanh": "Sigmoid or Relu",
     "Erf": "Relu (as activation)",
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization", "LRN"), "BatchNormalization"),
-    **dict.fromkeys(("ReduceMax", "LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
+    **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
     "ReduceSum": "ReduceMean or GlobalAveragePool",
     **dict.fromkeys(("Slice", "Split", "Gather"), "a Conv per part, or a Conv with a stride"),
     "SpaceToDepth": "Conv with a stride",

@@ -25,7 +25,7 @@ OPEN_BATCH = 1_000_003
 ONE = -1
 _RESERVED = ("input", "target", "loss")
 #: Ops without a module of their own in PyTorch: the scope in their name is that of the module that calls them.
-_FUNCTIONS = ("Add", "Sum", "Mul", "Concat", "Reshape", "Flatten", "Resize", "ReduceMean", "Squeeze", "MatMul")
+_FUNCTIONS = ("Add", "Sum", "Mul", "Concat", "Reshape", "Flatten", "ReduceMean", "ReduceMax", "Squeeze")
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +193,22 @@ class Import:
         same = bool((order == np.arange(order.size)).all())
         node = self.keep_sign(self.builder.flatten(value.name, name=name), value.name)
         return Value(node, (0, 1), None if same else order)
+
+    def squeezed(self, x: Value, gone: set[int], name: str | None = None) -> Value:
+        """Without some ONNX dimensions of size one."""
+        sizes, rank = self.onnx_shape(x), len(self.shape(x))
+        if any(sizes[i] != 1 or x.dims[i] == 0 for i in gone):
+            raise GraphError(f"it squeezes the axes {sorted(gone)} of {self.describe(x)}, expected sizes of one.")
+        if any(x.dims[i] != ONE for i in gone) and rank > 2:
+            if any(x.dims[i] == rank - 1 for i in gone) or prod(self.spatial(x)) != 1:
+                raise GraphError(
+                    f"it squeezes {self.describe(x)}, expected all spatial sizes to be one: use a Flatten."
+                )
+            dims = tuple(d if d == 0 else 1 if d == rank - 1 else ONE for d in x.dims)
+            x = replace(self.flat(x, name), dims=dims)
+        if any(x.dims[i] == 1 for i in gone):
+            raise GraphError(f"it squeezes the features of {self.describe(x)}, expected (N, C) to stay.")
+        return replace(x, dims=tuple(d for i, d in enumerate(x.dims) if i not in gone))
 
     def keep_sign(self, node: str, *inputs: str) -> str:
         """Note that a node is never negative if its inputs are not; returns the node."""

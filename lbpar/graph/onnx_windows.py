@@ -134,15 +134,34 @@ def global_max_pool(s: Import, n: OnnxNode) -> Value:
 
 def reduce_mean(s: Import, n: OnnxNode) -> Value:
     """ReduceMean over all spatial dimensions."""
+    axes, keep = _reduced(s, n)
+    return mean_over_space(s, n, s.tensor(n), axes, keep) if axes else s.tensor(n)
+
+
+def reduce_max(s: Import, n: OnnxNode) -> Value:
+    """ReduceMax over all spatial dimensions, as a max pool whose window is the whole image."""
+    axes, keep = _reduced(s, n)
+    if not axes:
+        return s.tensor(n)
+    x = s.image(n)
+    if axes != tuple(range(2, len(x.dims))):
+        raise GraphError(
+            f"it reduces the axes {list(axes)} of {s.describe(x)}, expected all spatial axes and no other."
+        )
+    node = s.builder.max_pool(x.name, s.spatial(x), 1, name=s.name(n))
+    y = replace(x, name=s.keep_sign(node, x.name))
+    return y if keep else s.squeezed(y, set(axes))
+
+
+def _reduced(s: Import, n: OnnxNode) -> tuple[tuple[int, ...], bool]:
+    """Axes that a reduction runs over (none: it does nothing), and whether they stay with size one."""
     a = n.take(axes=None, keepdims=1, noop_with_empty_axes=0)
     given = s.optional(n, 1, "axes")
     axes = a["axes"] if given is None else given.ravel().tolist()
     x = s.tensor(n)
     if not axes:
-        if a["noop_with_empty_axes"]:
-            return x
-        axes = list(range(len(x.dims)))
-    return mean_over_space(s, n, x, tuple(sorted(s.axis(x, int(i)) for i in axes)), bool(a["keepdims"]))
+        axes = [] if a["noop_with_empty_axes"] else range(len(x.dims))
+    return tuple(sorted(s.axis(x, int(i)) for i in axes)), bool(a["keepdims"])
 
 
 def mean_over_space(s: Import, n: OnnxNode, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
