@@ -38,7 +38,7 @@ from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
-from lbpar.verify.run import Verification, named_plans, verify_plans
+from lbpar.verify.run import Verification, check_numbers, named_plans, verify_plans
 
 __all__ = [
     "RunConfig",
@@ -178,7 +178,7 @@ def verify(
     Raises
     ------
     ConfigError
-        The processes do not fit the plan or the job.
+        The processes do not fit the plan or the job, or nothing would be compared.
     PlanError
         The run file's plan cannot be made.
 
@@ -188,6 +188,8 @@ def verify(
     are a thousand times smaller than the largest of their kind are judged on that scale.
     """
     graph = graph or build_graph(config)
+    batch = config.train.batch if batch is None else batch
+    check_numbers(procs, batch, random_plans)
     transport = connect()
     size = transport.size
     wanted = plan.grid.size if plan is not None else procs
@@ -197,7 +199,6 @@ def verify(
         raise ConfigError(
             f"verify: got {wanted} processes, but {size} ranks were started; leave procs out under mpirun."
         )
-    batch = batch or config.train.batch
     name = "plan"
     if plan is None:
         name = config.parallel.strategy

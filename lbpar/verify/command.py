@@ -13,7 +13,7 @@ from lbpar.plan.resolve import resolve_plan
 from lbpar.train.progress import print_table
 from lbpar.train.setup import build_graph
 from lbpar.transport.launch import connect
-from lbpar.verify.run import TOLERANCE, Verification, named_plans, verify_plans
+from lbpar.verify.run import TOLERANCE, Verification, check_numbers, named_plans, verify_plans
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     config = load_run_file(args.config, args.set)
     graph = build_graph(config)
-    batch = args.batch or config.train.batch
+    batch = config.train.batch if args.batch is None else args.batch
+    check_numbers(args.procs, batch, args.random_plans)
     transport = connect()
     real = transport.size > 1
     if real and args.procs not in (None, transport.size):

@@ -50,7 +50,8 @@ class Parity:
     Attributes
     ----------
     tensors : dict
-        Worst relative difference per tensor: largest absolute difference over the largest absolute value.
+        Worst relative difference per tensor: largest absolute difference over the largest absolute value; infinite where
+        a value is not a number.
     sent : dict
         Bytes that all ranks together sent, per kind of move, as counted by the transport.
     predicted : dict
@@ -63,8 +64,8 @@ class Parity:
 
     @property
     def worst(self) -> float:
-        """Largest difference of all tensors; NaN counts as infinite."""
-        return max((float("inf") if np.isnan(d) else d for d in self.tensors.values()), default=0.0)
+        """Largest difference of all tensors."""
+        return max(self.tensors.values(), default=0.0)
 
 
 class Reference:
@@ -240,7 +241,7 @@ def _bytes(
 
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """Worst relative difference per tensor over all ranks' parts."""
+    """Worst relative difference per tensor over all ranks' parts; infinite if any is not a number."""
     largest: dict[str, float] = {}
     for value, (_, size) in parts[0].items():
         kind = value.rpartition(":")[2] if ":" in value else "state"
@@ -249,5 +250,7 @@ def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, fl
     for value, (_, size) in parts[0].items():
         kind = value.rpartition(":")[2] if ":" in value else "state"
         scale = max(size, FLOOR * largest[kind]) or 1.0
-        out[value] = max(p[value][0] for p in parts) / scale
+        # max() would drop a NaN that is not the first of them.
+        worst = max(float("inf") if np.isnan(p[value][0]) else p[value][0] for p in parts) / scale
+        out[value] = float("inf") if np.isnan(worst) else worst
     return out

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from lbpar.config.run_file import RunConfig
+from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.program.plan import Plan
 from lbpar.train.optim.make import make_optimizer
@@ -71,6 +72,13 @@ class Verification:
                 }
             )
         return out
+
+
+def check_numbers(procs: int | None, batch: int, random_plans: int) -> None:
+    """Raise ConfigError for numbers with which nothing would be compared."""
+    for name, given, least in (("procs", procs, 1), ("batch", batch, 1), ("random plans", random_plans, 0)):
+        if given is not None and given < least:
+            raise ConfigError(f"verify: got {given} {name}, expected at least {least}.")
 
 
 def verify_plans(

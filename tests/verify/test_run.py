@@ -88,6 +88,23 @@ def test_a_value_that_is_not_a_number_is_no_success(monkeypatch: pytest.MonkeyPa
     assert result.worst == float("inf") and not result.equal()
 
 
+def test_a_value_that_is_not_a_number_on_a_later_rank_only_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 alone holds its half of the weight, so that no sum carries the NaN to rank 0."""
+    right = kernels.BINDERS["linear_backward_weights"]
+
+    def bind(b: Bound) -> Any:
+        call = right(b)
+        return (lambda *a: tuple(y * float("nan") for y in call(*a))) if b.rank == 1 else call
+
+    monkeypatch.setitem(kernels.BINDERS, "linear_backward_weights", bind)
+    config = parse_run(RUN.replace("r: {H: 2, C: 2}", "fc: {F: 2}"))
+    graph = build_graph(config)
+    plans = [("filters", build_plan(config, graph, 4))]
+    result = verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
+    assert result.tensors["fc.weight"] == result.tensors["fc.weight:grad"] == float("inf")
+    assert result.worst == float("inf") and not result.equal()
+
+
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(RUN)
@@ -103,5 +120,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "DIFFERENT" in capsys.readouterr().out
     with pytest.raises(PlanError, match="made for 4 processes"):
         main(["--config", "run.yaml", "--procs", "6", "--plan", "plan.yaml"])
+    for wrong in (["--procs", "0"], ["--batch", "0"], ["--batch", "-2"], ["--random-plans", "-1"]):
+        with pytest.raises(ConfigError, match="expected at least"):
+            main(["--config", "run.yaml", *wrong])
     with pytest.raises(ConfigError, match="cannot be written"):
         main(["--config", "run.yaml", "--json", str(tmp_path / "no" / "out.json")])
