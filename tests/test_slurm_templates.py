@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 # Notes its options, then does what comes after them.
-LAUNCHER = '#!/bin/bash\nprintf "%s\\n" "$*" >>launched\nuntil [ "$1" = python ]; do shift; done\nshift\nexec "$PYTHON" "$@"\n'
+LAUNCHER = (
+    '#!/bin/bash\nprintf "%s\\n" "$*" >>launched\nuntil [ "$1" = python ]; do shift; done\nshift\nexec "$PYTHON" "$@"\n'
+)
 RUN = """
 model: {input: [4], layers: [{op: linear, features: 2}]}
 data: {train: synthetic, samples: 8}
