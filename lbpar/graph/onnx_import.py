@@ -10,7 +10,7 @@ from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph
 from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, read_onnx
 from lbpar.graph.onnx_ops import HANDLERS, INSTEAD
-from lbpar.graph.onnx_state import Import, first_dims, has_input, log
+from lbpar.graph.onnx_state import Import, first_dims, has_input, note
 
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 _CONTROL = ("If", "Loop", "Scan")
@@ -63,7 +63,7 @@ def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[G
     if output.pad is not None:
         raise GraphError(f"{file.path}: the network ends in a Pad, expected a layer after it.")
     if output.order is not None:
-        log.warning("%s: the output's features are in channels-last order, unlike the file's", file.path)
+        note(f"{file.path}: the output's features are in channels-last order, unlike the file's")
     graph = state.builder.build(output.name)
     return graph, {name: _fits(file, name, param.shape, state.weights[name]) for name, param in graph.params().items()}
 

@@ -12,7 +12,7 @@ import numpy as np
 from lbpar.errors import GraphError
 from lbpar.graph import onnx_windows as windows
 from lbpar.graph.onnx_file import Array, OnnxNode
-from lbpar.graph.onnx_state import ONE, OPEN_BATCH, Import, Value, first_dims, has_input, log, weights
+from lbpar.graph.onnx_state import ONE, OPEN_BATCH, Import, Value, first_dims, has_input, note, weights
 
 
 def gemm(s: Import, n: OnnxNode) -> Value:
@@ -229,9 +229,7 @@ def softmax(s: Import, n: OnnxNode) -> Value:
         )
     if not s.is_channel(x, axis):
         raise GraphError(f"its axis is {axis} of a tensor of shape {s.describe(x)}, expected the channels.")
-    log.warning(
-        "%s: %s at the end is dropped; the network gives logits, as the loss cross_entropy expects", s.file.path, n
-    )
+    note(f"{s.file.path}: {n} at the end is dropped; the network gives logits, as the loss cross_entropy expects")
     return x
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -251,13 +252,8 @@ class Import:
     def keep(self, node: str, weight: Array, bias: Array | None = None, source: str = "") -> None:
         """Remember the weights of one of our nodes, C-contiguous."""
         if source in self._used:
-            log.warning(
-                "%s: %s and %s share '%s'; they start equal but are trained separately",
-                self.file.path,
-                self._used[source],
-                node,
-                source,
-            )
+            other = self._used[source]
+            note(f"{self.file.path}: {other} and {node} share '{source}'; they start equal but are trained separately")
         elif source:
             self._used[source] = node
         self.weights[f"{node}.weight"] = weights(weight)
@@ -286,6 +282,12 @@ class Import:
             self.values[also] = value
             self.done.add(also)
         return value
+
+
+@cache
+def note(text: str) -> None:
+    """Warn of something, once, although a run reads its file for the graph and again for the weights."""
+    log.warning("%s", text)
 
 
 def has_input(node: OnnxNode, i: int) -> bool:
@@ -320,6 +322,8 @@ def _from_scope(node: OnnxNode) -> str | None:
     out = ""
     for part in parts:
         out = part if not out or part.startswith(out + ".") else f"{out}.{part}"
-    if out and last is not None:
+    if out and last is not None and parts[-1].lower() == node.kind.lower():
+        out += last[1]
+    elif out and last is not None:
         out += f".{node.kind.lower()}{last[1]}" if node.kind in _FUNCTIONS else last[1]
     return out or None

@@ -416,8 +416,9 @@ def test_softmax_at_the_end_is_dropped_with_a_note(tmp_path: Path, caplog: pytes
     path = net.save(net.add("Identity", net.add("Softmax", logits)), tmp_path)
     with caplog.at_level(logging.WARNING):
         graph, _ = import_onnx(path)
+        import_onnx(path)
     assert [n.op.kind for n in graph.ops] == ["linear"]
-    assert "Softmax" in caplog.text and "cross_entropy" in caplog.text
+    assert "Softmax" in caplog.text and caplog.text.count("cross_entropy") == 1
     net.nodes.pop()
     with pytest.raises(GraphError, match="Softmax.*not the last op"):
         import_onnx(net.save(net.add("Relu", "v1"), tmp_path))
