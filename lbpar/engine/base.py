@@ -340,11 +340,28 @@ class Engine(ABC):
         return self.relu_forward(y if residual is None else self.add([y, residual]))
 
     def norm_relu_backward_sums(
-        self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array
+        self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array, more: Array | None = None
     ) -> tuple[Float64Array, Array]:
-        """``norm_backward_sums(x, g, ...)`` with ``g = relu_backward(y, dy)``, and g."""
-        masked = self.relu_backward(y, dy)
+        """``norm_backward_sums(x, g, ...)`` with ``g = relu_backward(y, dy [+ more])``, and g."""
+        masked = self.relu_backward(y, dy if more is None else self.add([dy, more]))
         return self.norm_backward_sums(x, masked, mean, invstd), masked
+
+    def norm_backward_data_add(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        invstd: Array,
+        scale: Array | None,
+        sums: Array,
+        count: float,
+        more: Array,
+    ) -> Array:
+        """``norm_backward_data(...)`` plus the first channels of ``more``, which may have more of them than x."""
+        channels = x.shape[-1]
+        if more.shape[-1] > channels:
+            more = self.pack(more, (*(slice(None) for _ in more.shape[1:]), slice(0, channels)))
+        return self.add([self.norm_backward_data(x, dy, mean, invstd, scale, sums, count), more])
 
     # -- split softmax and losses ----------------------------------------------------------------------------------
     #

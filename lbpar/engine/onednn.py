@@ -564,24 +564,26 @@ class OneDnnEngine(NumpyEngine):
         unfused way; only a NaN that the statistics or the residual do not know of is hidden.
         """
         if residual is None:
-            y = self._norm_apply(x, mean, invstd, scale, bias, relu=True)
+            fused = self._norm_apply(x, mean, invstd, scale, bias, relu=True)
         else:
-            y = self._norm_add_relu(x, mean, invstd, scale, bias, residual)
-        if y is not None:
-            return y
+            fused = self._norm_add_relu(x, mean, invstd, scale, bias, residual)
+        if fused is not None:
+            return fused
         y = self.norm_apply(x, mean, invstd, scale, bias)
         return self.relu_forward(y if residual is None else self.add([y, residual]))
 
     def norm_relu_backward_sums(
-        self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array
+        self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array, more: Array | None = None
     ) -> tuple[Float64Array, Array]:
-        """``norm_backward_sums(x, g, ...)`` with ``g = relu_backward(y, dy)``, and g, in one pass over memory.
+        """``norm_backward_sums(x, g, ...)`` with ``g = relu_backward(y, dy [+ more])``, and g, in one pass over memory.
 
         g is also the gradient of `norm_relu_forward`'s residual; `norm_backward_data` takes it as dy.
         """
-        if self.native is not None and is_dense(x, y, dy):
+        if self.native is not None and is_dense(x, y, dy) and (more is None or is_dense(more)):
             masked = self._new(dy.shape)
-            return self.native.norm_backward_sums(x, dy, mean, invstd, None, y, masked), masked
+            return self.native.norm_backward_sums(x, dy, mean, invstd, more, y, masked), masked
+        if more is not None:
+            dy = self.add([dy, more])
         if is_float32(x, y, dy) and x.size > SMALL:
             masked = self._new(dy.shape)
             sums = self._backward_sums(x, dy, mean, y, masked)
@@ -591,6 +593,24 @@ class OneDnnEngine(NumpyEngine):
                 return sums, masked
         masked = self.relu_backward(y, dy)
         return self.norm_backward_sums(x, masked, mean, invstd), masked
+
+    def norm_backward_data_add(
+        self,
+        x: Array,
+        dy: Array,
+        mean: Array,
+        invstd: Array,
+        scale: Array | None,
+        sums: Array,
+        count: float,
+        more: Array,
+    ) -> Array:
+        """`norm_backward_data` plus the first channels of ``more``, in one pass over memory."""
+        if self.native is None or not is_dense(x, dy, more):
+            return super().norm_backward_data_add(x, dy, mean, invstd, scale, sums, count, more)
+        dx = self._new(x.shape)
+        self.native.norm_backward_data(x, dy, dx, mean, invstd, scale, sums, count, more)
+        return dx
 
     # -- device side -----------------------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 """Fuse neighbouring local kernels, so that a value that only its neighbour reads is never stored.
 
-    norm_apply + relu                        norm_relu_forward
-    norm_apply + add + relu                  norm_add_relu_forward
-    relu_backward + norm_backward_sums       norm_relu_backward_sums
-    conv_forward + relu                      conv_relu_forward
-    conv_backward_weights + bias_backward    conv_backward_weights_bias
+    norm_apply + relu                             norm_relu_forward
+    norm_apply + add + relu                       norm_add_relu_forward
+    norm_sums + norm_moments                      norm_statistics
+    [sum +] relu_backward + norm_backward_sums    norm_relu_backward_sums
+    norm_backward_data [+ cut] + sum              norm_backward_data_add
+    conv_forward + relu                           conv_relu_forward
+    conv_backward_weights + bias_backward         conv_backward_weights_bias
 
 Copies (``identity``) vanish: who reads the copy reads the original. Two kernels are fused only if nothing moves between
 them: the one reads the very array that the other wrote, and nobody else does (a fused backward kernel still writes the masked
@@ -71,6 +73,8 @@ class _Fuser:
 
     def run(self) -> list[Step]:
         for i, step in enumerate(self.steps):
+            if isinstance(step, Sum):
+                self._add_to_norm(i, step)
             if not isinstance(step, Compute):
                 continue
             name = step.kernel.name
@@ -80,6 +84,8 @@ class _Fuser:
                 self._norm_backward(i, step)
             elif name == "bias_backward":
                 self._bias(i, step)
+            elif name == "norm_moments":
+                self._moments(i, step)
         return [s for s in self.steps if s is not None]
 
     def _made_by(self, buffer: str, kernel: str) -> tuple[int, Compute] | None:
@@ -134,16 +140,66 @@ class _Fuser:
             return  # not there yet where the masked gradient is first needed
         y, upstream = relu.reads
         xk, dyk, mk = sums.kernel.reads
+        gone, parts = self._addends(upstream)
         kernel = replace(
             sums.kernel,
             name="norm_relu_backward_sums",
-            reads=(xk, replace(dyk, value="y"), dyk, mk),
+            reads=(xk, replace(dyk, value="y"), dyk, mk, *(replace(dyk, value="dy2") for _ in parts[1:])),
             writes=(*sums.kernel.writes, *relu.kernel.writes),
             flops=sums.kernel.flops + relu.kernel.flops,
         )
         # At the place of the relu: whatever else reads the masked gradient comes after it.
-        new = replace(sums, kernel=kernel, reads=(x, y, upstream, moments), writes=(*sums.writes, *relu.writes))
-        self._replace(j, [i], new)
+        read = (x, y, parts[0], moments, *parts[1:])
+        new = replace(sums, kernel=kernel, reads=read, writes=(*sums.writes, *relu.writes))
+        self._replace(j, [i, *gone], new)
+
+    def _addends(self, buffer: str) -> tuple[list[int], tuple[str, ...]]:
+        """The two arrays of which a buffer is the sum that only one step reads, and the step to drop; else itself."""
+        i = self.maker.get(buffer, -1)
+        step = self.steps[i] if i >= 0 else None
+        if isinstance(step, Sum) and len(step.srcs) == 2 and self._alone(buffer):
+            return [i], step.srcs
+        return [], (buffer,)
+
+    def _add_to_norm(self, i: int, total: Sum) -> None:
+        """A normalisation's dx is one of the two arrays added: it adds the other, or the first channels of what that is
+        cut from."""
+        if len(total.srcs) != 2:
+            return
+        for which, other in ((0, 1), (1, 0)):
+            found = self._made_by(total.srcs[which], "norm_backward_data")
+            if not found or len(found[1].writes) > 1 or not self._alone(total.srcs[which]):
+                continue
+            j, norm = found
+            more, gone = total.srcs[other], [j]
+            if (cut := self._made_by(more, "cut")) and self._first_channels(more, *cut):
+                gone.append(cut[0])
+                more = cut[1].reads[0]
+            operand = replace(norm.kernel.writes[0], value="dy2")
+            kernel = replace(norm.kernel, name="norm_backward_data_add", reads=(*norm.kernel.reads, operand))
+            new = replace(norm, kernel=kernel, reads=(*norm.reads, more), writes=(total.dst,))
+            self._replace(i, gone, new)
+            return
+
+    def _first_channels(self, buffer: str, i: int, cut: Compute) -> bool:
+        """Whether a cut, read once, takes channels from the first on, on every rank."""
+        window = cut.kernel.writes[0].dims[-1].window
+        return self._alone(buffer) and not self.plan[cut.node].get("C") and not (window and window.pad)
+
+    def _moments(self, i: int, moments: Compute) -> None:
+        """Statistics that no other rank adds to are ready at once."""
+        found = self._made_by(moments.reads[0], "norm_sums")
+        if not found or found[1].reads[1:] != moments.reads[1:]:
+            return
+        j, sums = found
+        kernel = replace(
+            sums.kernel,
+            name="norm_statistics",
+            writes=(*sums.kernel.writes, *moments.kernel.writes),
+            attrs=(*sums.kernel.attrs, *moments.kernel.attrs),
+            flops=sums.kernel.flops + moments.kernel.flops,
+        )
+        self._replace(i, [j], replace(sums, kernel=kernel, writes=(*sums.writes, *moments.writes)))
 
     def _bias(self, i: int, bias: Compute) -> None:
         if self.plan[bias.node].get("C"):

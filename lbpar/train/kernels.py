@@ -232,6 +232,16 @@ def _norm_moments(b: Bound) -> Call:
     return lambda e, _, sums, shift: (np.stack(e.norm_moments(sums, shift, count, eps)),)
 
 
+def _norm_statistics(b: Bound) -> Call:
+    count, eps = b.count(b.kernel.writes[1].varying), b.attr("eps")
+
+    def call(e: Engine, _: Context, x: Array, shift: Array) -> tuple[Array, ...]:
+        sums = e.norm_sums(x, shift)
+        return sums, np.stack(e.norm_moments(sums, shift, count, eps))
+
+    return call
+
+
 def _norm_apply(b: Bound) -> Call:
     def call(e: Engine, _: Context, x: Array, moments: Array, *affine: Array) -> tuple[Array, ...]:
         scale, bias = affine or (None, None)
@@ -273,6 +283,18 @@ def _norm_backward_data(b: Bound) -> Call:
         e: Engine, _: Context, x: Array, dy: Array, moments: Array, dsums: Array, *scale: Array
     ) -> tuple[Array, ...]:
         return (e.norm_backward_data(x, dy, moments[0], moments[1], scale[0] if scale else None, dsums, count),)
+
+    return call
+
+
+def _norm_backward_data_add(b: Bound) -> Call:
+    count = b.count(b.kernel.reads[2].varying)
+
+    def call(
+        e: Engine, _: Context, x: Array, dy: Array, moments: Array, dsums: Array, *rest: Array
+    ) -> tuple[Array, ...]:
+        scale = rest[0] if len(rest) > 1 else None
+        return (e.norm_backward_data_add(x, dy, moments[0], moments[1], scale, dsums, count, rest[-1]),)
 
     return call
 
@@ -375,7 +397,7 @@ def _norm_backward_sums(b: Bound) -> Call:
 
 
 def _norm_relu_backward_sums(b: Bound) -> Call:
-    return lambda e, _, x, y, dy, moments: e.norm_relu_backward_sums(x, y, dy, moments[0], moments[1])
+    return lambda e, _, x, y, dy, m, *more: e.norm_relu_backward_sums(x, y, dy, m[0], m[1], *more)
 
 
 def _count_hits(b: Bound) -> Call:
@@ -403,6 +425,7 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "spatial_broadcast": _spatial_broadcast,
     "norm_sums": _plain("norm_sums"),
     "norm_moments": _norm_moments,
+    "norm_statistics": _norm_statistics,
     "norm_apply": _norm_apply,
     "norm_relu_forward": _norm_relu_forward,
     "norm_add_relu_forward": _norm_add_relu_forward,
@@ -410,6 +433,7 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "norm_backward_sums": _norm_backward_sums,
     "norm_relu_backward_sums": _norm_relu_backward_sums,
     "norm_backward_data": _norm_backward_data,
+    "norm_backward_data_add": _norm_backward_data_add,
     "norm_param_grads": _norm_param_grads,
     "norm_running": _norm_running,
     "relu_forward": _plain("relu_forward"),

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from lbpar.engine import native
 from lbpar.engine._dnnl import library
 from lbpar.engine._dnnl.memory import SMALL as POOLED
 from lbpar.engine._dnnl.memory import Pool
@@ -396,3 +397,88 @@ def test_two_threads_give_what_one_gives(engine, rng):
         lambda e: e.relu_forward(x),
     ):
         close(op(two), op(engine))
+
+
+# -- compiled passes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["compiled", "onednn"])
+def either(request, monkeypatch):
+    """The engine with and without the compiled passes."""
+    monkeypatch.setenv(native.SWITCH, "1" if request.param == "compiled" else "0")
+    engine = OneDnnEngine(np.float32, threads=1)
+    if request.param == "compiled" and engine.native is None:
+        pytest.skip("no C compiler")
+    return engine
+
+
+ROWS = [(5, 3), (1, 1), (70, 4, 130), (9, 9, 9, 7), (300, 64), (33, 1000), (700, 48)]
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_norm_backward_with_another_gradient(either, rng, shape, relu):
+    x, y, dy, more = (array(rng, *shape) for _ in range(4))
+    mean, invstd, scale = rng.standard_normal(shape[-1]), rng.random(shape[-1]) + 0.5, array(rng, shape[-1])
+    extra = array(rng, *shape[:-1], shape[-1] + 5)
+    if relu:
+        sums, g = either.norm_relu_backward_sums(x, y, dy, mean, invstd, more)
+        want, masked = REFERENCE.norm_relu_backward_sums(*wide(x, y, dy), mean, invstd, wide(more)[0])
+        close(g, masked)
+        close(sums, want)
+    count = x.size // shape[-1]
+    sums = rng.standard_normal((2, shape[-1])) * count
+    for z in (more, extra):
+        got = either.norm_backward_data_add(x, dy, mean, invstd, scale, sums, count, z)
+        close(got, REFERENCE.norm_backward_data_add(*wide(x, dy), mean, invstd, *wide(scale), sums, count, *wide(z)))
+
+
+@pytest.mark.parametrize("shape", ROWS)
+def test_threads_share_rows_of_any_number(rng, shape, monkeypatch):
+    monkeypatch.setattr(native, "SMALL", 0)
+    engines = [OneDnnEngine(np.float32, threads=t) for t in (1, 3)]
+    x, dy, shift = array(rng, *shape), array(rng, *shape), rng.standard_normal(shape[-1])
+    for method, arguments in (
+        ("norm_sums", (x, shift)),
+        ("norm_backward_sums", (x, dy, shift, np.ones(shape[-1]))),
+        ("norm_apply", (x, shift, np.ones(shape[-1]), None, None)),
+        ("bias_backward", (x,)),
+        ("relu_forward", (x,)),
+        ("relu_backward", (x, dy)),
+        ("concat", ([x, dy],)),
+    ):
+        one, three = (getattr(e, method)(*arguments) for e in engines)
+        close(three, one, 1e-12 if one.dtype == np.float64 else 2e-6)
+
+
+def test_sums_are_added_in_double(rng):
+    engine = OneDnnEngine(np.float32, threads=1)
+    if engine.native is None:
+        pytest.skip("no C compiler")
+    x = array(rng, 100_000, 3) + np.float32(1000)
+    close(engine.norm_sums(x, np.zeros(3)), REFERENCE.norm_sums(x.astype(np.float64), np.zeros(3)), 1e-13)
+
+
+def test_without_a_compiler_the_engine_still_works(rng, monkeypatch, tmp_path):
+    native._library.cache_clear()
+    monkeypatch.setenv(native.CACHE, str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    engine = OneDnnEngine(np.float32, threads=1)
+    monkeypatch.undo()
+    native._library.cache_clear()
+    assert engine.native is None
+    x = array(rng, 50, 6)
+    close(engine.norm_sums(x, np.zeros(6)), REFERENCE.norm_sums(x.astype(np.float64), np.zeros(6)))
+
+
+def test_compiled_code_is_kept(monkeypatch, tmp_path):
+    native._library.cache_clear()
+    monkeypatch.setenv(native.CACHE, str(tmp_path / "new"))
+    if native.native(1) is None:
+        pytest.skip("no C compiler")
+    (made,) = (tmp_path / "new").iterdir()
+    native._library.cache_clear()
+    monkeypatch.setattr(native.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    again = native.native(1)
+    native._library.cache_clear()
+    assert again is not None and again.path == made

@@ -30,6 +30,17 @@ def kernels(program: Program) -> list[str]:
     return [s.kernel.name for s in program.steps if isinstance(s, Compute)]
 
 
+def block(g: GraphBuilder, x: str) -> str:
+    """Two branches that read the same relu: its gradient is a sum."""
+    y = g.relu(g.norm(x))
+    return g.relu(g.add([g.norm(g.conv(y, 4, 3, pad=1)), y]))
+
+
+def dense(g: GraphBuilder, x: str) -> str:
+    """New channels from a norm of all channels before, and both."""
+    return g.concat([x, g.conv(g.relu(g.norm(x)), 2, 3, pad=1)])
+
+
 PATTERNS: dict[str, tuple[Make, set[str], set[str]]] = {
     "norm relu": (
         lambda g, x: g.relu(g.norm(g.conv(x, 4, 3))),
@@ -46,6 +57,16 @@ PATTERNS: dict[str, tuple[Make, set[str], set[str]]] = {
         lambda g, x: g.relu(g.add([g.norm(g.conv(x, 4, 1)), g.norm(x)])),
         {"norm_add_relu_forward", "norm_apply", "norm_relu_backward_sums", "norm_backward_sums"},
         {"add", "relu_forward", "relu_backward"},
+    ),
+    "shortcut around norms": (
+        lambda g, x: g.relu(g.norm(g.conv(block(g, g.conv(x, 4, 1)), 3, 1))),
+        {"norm_relu_backward_sums", "norm_statistics"},
+        {"norm_sums", "norm_moments"},
+    ),
+    "dense": (
+        lambda g, x: dense(g, dense(g, g.conv(x, 4, 1))),
+        {"norm_backward_data_add", "norm_statistics", "cut"},
+        {"norm_sums", "norm_moments"},
     ),
     "conv relu": (lambda g, x: g.relu(g.conv(x, 4, 3)), {"conv_relu_forward", "relu_backward"}, {"conv_forward"}),
     "conv bias": (
@@ -116,3 +137,14 @@ def test_fused_programs_give_the_same(seed: int) -> None:
     feeds, state = samples(graph, 3, rng), random_state(graph, rng)
     plain = run(graph, plan, 3, feeds, state=state, fused=False, rate=0.1)
     assert_same(run(graph, plan, 3, feeds, state=state, rate=0.1), plain, 1e-11)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("op", [p[0] for p in PATTERNS.values()], ids=PATTERNS.keys())
+def test_every_pattern_gives_the_same(op: Make, ranks: int) -> None:
+    rng = np.random.default_rng([11, ranks])
+    graph = graph_of(op)
+    plan = random_plan(graph, 3, Grid.of(ranks), rng, idle=0.3)
+    feeds, state = samples(graph, 3, rng), random_state(graph, rng)
+    plain = run(graph, plan, 3, feeds, state=state, fused=False)
+    assert_same(run(graph, plan, 3, feeds, state=state), plain, 1e-11)
