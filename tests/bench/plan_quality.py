@@ -1,0 +1,167 @@
+"""Are predicted step times right about which plan is fastest?
+
+    mpirun -n 2 python tests/bench/plan_quality.py [--engine onednn] [--random 20] [--machine m.yaml] [--json FILE]
+
+Five small networks; all named strategies, the planner's choice and random plans are run and timed. Per network: the rank
+correlation of predicted and measured times, and the regret of the planner's choice (measured, against the best measured).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from lbpar.config.machine_file import MachineFile
+from lbpar.cost.machine import Machine, find_machine
+from lbpar.engine.registry import get_engine
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.models.registry import build_model
+from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.plan.choose import Outcome, Settings, choose_plan
+from lbpar.train.executor import Executor
+from lbpar.train.initial import initial_state
+from lbpar.transport.launch import connect, run_main
+from lbpar.verify.plans import random_plan
+
+
+def wide() -> Graph:
+    """Three wide linear layers."""
+    g = GraphBuilder(input=(2048,))
+    x = g.relu(g.linear(g.input, 2048))
+    return g.build(g.linear(g.relu(g.linear(x, 2048)), 1024))
+
+
+def vgg_like() -> Graph:
+    """Six convolutions and three linear layers on 32^2."""
+    g = GraphBuilder(input=(32, 32, 3))
+    x = g.input
+    for filters in (16, 32, 64):
+        x = g.relu(g.conv(x, filters, 3, pad=1))
+        x = g.max_pool(g.relu(g.conv(x, filters, 3, pad=1)), 2)
+    x = g.relu(g.linear(g.flatten(x), 512))
+    return g.build(g.linear(g.relu(g.linear(x, 512)), 10))
+
+
+def volume() -> Graph:
+    """A 3-D network on 64^3."""
+    g = GraphBuilder(input=(64, 64, 64, 1))
+    x = g.input
+    for filters in (8, 16, 32, 32):
+        x = g.max_pool(g.relu(g.conv(x, filters, 3, pad=1)), 2)
+    return g.build(g.linear(g.flatten(x), 8))
+
+
+NETWORKS: dict[str, tuple[Callable[[], Graph], int]] = {
+    "CIFAR ResNet": (lambda: build_model("resnet18", input=(32, 32, 3), classes=10, width=0.25), 32),
+    "VGG-like": (vgg_like, 32),
+    "wide FC": (wide, 64),
+    "U-Net 512": (lambda: build_model("unet2d", input=(512, 512, 1), width=0.0625), 1),
+    "3-D CNN 64": (volume, 2),
+}
+
+
+class Timed:
+    """A plan made ready to run on this rank."""
+
+    def __init__(self, settings: Settings, outcome: Outcome, engine: Any, transport: Any) -> None:
+        program = outcome.program
+        rank, dtype = transport.rank, np.dtype(engine.dtype)
+        state = initial_state(settings.graph.params(), program.params, rank, 1, dtype)
+        self.transport = transport
+        self.executor = Executor(program, engine, transport, state)
+        self.feeds = {}
+        rng = np.random.default_rng(0)
+        for buffer in program.feeds:
+            info = program.buffers[buffer]
+            shape = info.layout.local_shape(rank)
+            labels = info.dtype == "int64"
+            self.feeds[buffer] = np.zeros(shape, np.int64) if labels else rng.standard_normal(shape).astype(dtype)
+        self.best = float("inf")
+
+    def step(self) -> float:
+        """Run one step; seconds."""
+        self.transport.barrier()
+        start = perf_counter()
+        self.executor.run(self.feeds)
+        return perf_counter() - start
+
+    def sample(self) -> None:
+        """Run one step and keep the least of all so far."""
+        self.best = min(self.best, self.step())
+
+
+def ranks(values: list[float]) -> np.ndarray:
+    """Place of each value in increasing order."""
+    order = np.argsort(values)
+    out = np.empty(len(values))
+    out[order] = np.arange(len(values))
+    return out
+
+
+def main() -> int:
+    """Measure all networks; rank 0 prints."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--engine", default="auto")
+    p.add_argument("--machine", default="auto")
+    p.add_argument("--random", type=int, default=20)
+    p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    p.add_argument("--json")
+    args = p.parse_args()
+    transport = connect()
+    engine = get_engine(args.engine, "float32", 1)
+    # Rank 0 measures the machine for all: the same numbers give the same plans.
+    found = find_machine(args.machine).file.model_dump(mode="json") if transport.rank == 0 else None
+    machine = Machine(MachineFile.model_validate(transport.bcast(found)))
+    report = {}
+    if transport.rank == 0:
+        print("| network | plans | rank correlation | chosen | best measured | regret | predicted / measured |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in args.networks:
+        make, batch = NETWORKS[name]
+        graph = make().with_loss(CrossEntropy())
+        choice = choose_plan(graph, batch, transport.size, machine)
+        settings = Settings(graph, batch, machine, "float32", "momentum")
+        rng = Random(1)
+        outcomes = [choice.outcome, *(o for o in choice.others if o is not choice.outcome)]
+        plans = [random_plan(graph, batch, transport.size, rng) for _ in range(args.random)]
+        outcomes += [settings.outcome(f"random {i}", plan) for i, plan in enumerate(plans)]
+        timed = [Timed(settings, o, engine, transport) for o in outcomes]
+        for t in timed:
+            t.step()  # libraries warm up
+        for _ in range(args.repeats):  # in turn, so that whatever else the machine does meets all plans alike
+            for t in timed:
+                t.sample()
+        measured = [max(transport.allgather_obj(t.best)) for t in timed]
+        predicted = [o.seconds for o in outcomes]
+        correlation = float(np.corrcoef(ranks(predicted), ranks(measured))[0, 1])
+        best = int(np.argmin(measured))
+        regret = measured[0] / measured[best] - 1
+        rows = [
+            {"plan": o.name, "predicted": a, "measured": b}
+            for o, a, b in zip(outcomes, predicted, measured, strict=True)
+        ]
+        report[name] = {"rank_correlation": correlation, "regret": regret, "plans": rows}
+        if transport.rank == 0:
+            print(
+                f"| {name} | {len(rows)} | {correlation:.2f} | {outcomes[0].name}, {1e3 * measured[0]:.1f} ms | {outcomes[best].name}, "
+                f"{1e3 * measured[best]:.1f} ms | {100 * regret:.0f} % | {predicted[0] / measured[0]:.2f} |",
+                flush=True,
+            )
+    if args.json and transport.rank == 0:
+        with open(args.json, "w", encoding="utf-8") as f:
+            json.dump(report, f, indent=2)
+    transport.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
