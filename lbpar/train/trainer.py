@@ -18,6 +18,7 @@ from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.graph import Graph
+from lbpar.graph.load import load_weights
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.program.plan import Plan
 from lbpar.train.checkpoint import latest
@@ -109,7 +110,8 @@ class Trainer:
         self.dataset: Dataset = dataset
         self.test = build_dataset(c, self.graph, "test", self.engine.dtype)
         self.tracer = Tracer(self.transport.rank) if c.run.trace else None
-        self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed)
+        weights = load_weights(c.model)
+        self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
