@@ -78,10 +78,17 @@ def explain(choice: Choice, model: str | None = None) -> dict[str, Any]:
         "memory": o.memory.as_dict() | {"largest": dict(o.memory.largest), "limit": choice.limit},
         "layers": layer_rows(o, choice, rivals),
         "comparison": comparison(choice),
-        "space": choice.space | {"search_seconds": choice.search_seconds},
+        "space": choice.space | {"plans": _count(choice), "search_seconds": choice.search_seconds},
         "limits": limits(o),
         "notes": list(choice.notes),
     }
+
+
+def _count(choice: Choice) -> int | str:
+    """Number of plans in the space; as text where JSON readers would round it."""
+    n = choice.space["plans"]
+    assert isinstance(n, int)
+    return n if n < 2**53 else f"10^{len(str(n)) - 1}"
 
 
 def _grid(choice: Choice) -> Any:

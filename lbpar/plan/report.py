@@ -30,7 +30,7 @@ def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
     console.print(f"Memory per process: {human_bytes(memory['peak'])} at {memory['where']} ({parts})")
     proof = "exact" if space["exact"] else f"bounded, gap {100 * space['gap']:.2g} %"
     console.print(
-        f"Space: {_power(space['plans'])} plans, at most {space['candidates_most']} grids for each of {space['nodes']} groups of layers; "
+        f"Space: {space['plans']} plans, at most {space['candidates_most']} grids for each of {space['nodes']} groups of layers; "
         f"{proof}; width {space['width']}, {space['states']:,} states, {space['search_seconds']:.2f} s"
     )
     console.print(f"Chosen: {report['strategy']}. {report['limits']}")
@@ -43,11 +43,6 @@ def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
 
 
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "ghosts", "buffers")
-
-
-def _power(n: int) -> str:
-    digits = len(str(n))
-    return f"{n:,}" if digits < 10 else f"10^{digits - 1}"
 
 
 def _table(title: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Any:

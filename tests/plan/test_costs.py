@@ -16,6 +16,7 @@ from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of, total_of
 from lbpar.plan.costs import build_tables, group_nodes
 from lbpar.plan.node_costs import Pricing
+from lbpar.plan.search import minimise
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from tests.cost.nets import even, mixed
@@ -102,3 +103,37 @@ def test_elementwise_ops_share_the_grid_of_what_they_follow() -> None:
     assert all(members[0] == name for name, members in groups.items())
     given = group_nodes(even(), {"relu1": {}})
     assert given["relu1"] == ["relu1"]
+
+
+def random_network(rng: np.random.Generator) -> Graph:
+    """A few layers with a branch that joins again, or none."""
+    g = GraphBuilder(input=(int(rng.integers(2, 9)), int(rng.integers(2, 9)), int(rng.integers(1, 9))))
+    channels = int(rng.integers(1, 17))
+    x = g.conv(g.input, channels, 3, pad=1, bias=False)
+    shape = int(rng.integers(3))
+    if shape == 0:
+        x = g.add([x, g.conv(x, channels, 1, bias=False)])
+    elif shape == 1:
+        x = g.concat([x, g.conv(x, int(rng.integers(1, 9)), 1, bias=False)])
+    else:
+        x = g.relu(g.norm(x))
+    return g.build(g.linear(g.global_avg_pool(x), int(rng.integers(2, 33)))).with_loss(CrossEntropy())
+
+
+def test_the_search_agrees_with_brute_force_on_200_random_networks() -> None:
+    """All combinations of candidates at once: one axis of an array per group of layers."""
+    rng, pricing = np.random.default_rng(7), Pricing(MACHINE, planning_grid(2))
+    for _ in range(200):
+        graph, batch = random_network(rng), int(rng.integers(1, 9))
+        tables = build_tables(graph, batch, pricing)
+        names = list(tables.nodes)
+        at = {n: i for i, n in enumerate(names)}
+        total = np.zeros([len(tables.nodes[n].grids) for n in names])
+        for n, t in tables.nodes.items():
+            total += t.seconds.reshape([-1 if i == at[n] else 1 for i in range(len(names))])
+        for (a, b), e in tables.edges.items():
+            matrix = e.full() if at[a] < at[b] else e.full().T
+            total += matrix.reshape([total.shape[i] if i in (at[a], at[b]) else 1 for i in range(len(names))])
+        solution = minimise({n: t.seconds for n, t in tables.nodes.items()}, tables.edges)
+        assert solution.exact and solution.total == pytest.approx(total.min(), rel=1e-12)
+        assert solution.space_size == total.size
