@@ -32,7 +32,7 @@ from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.train import command
 from lbpar.train.predict import predict, weights
-from lbpar.train.setup import build_graph, build_plan, connect_to
+from lbpar.train.setup import build_graph, build_plan, check_procs, connect_to
 from lbpar.train.summary import program_rows
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
@@ -202,7 +202,7 @@ def verify(
     name = "plan"
     if plan is None:
         name = config.parallel.strategy
-        plan = resolve_plan(config.parallel, graph, batch, size if size > 1 else wanted or config.parallel.procs or 4)
+        plan = build_plan(config, graph, size if size > 1 else wanted or config.parallel.procs or 4, batch, transport)
     plans = named_plans(name, plan, graph, batch, random_plans, seed)
     result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport)
     transport.close()
@@ -357,7 +357,8 @@ def _trainer(
     graph = graph or build_graph(config)
     own = transport is None
     transport = connect() if transport is None else transport
-    plan = build_plan(config, graph, transport.size) if plan is None else plan
+    check_procs(config, transport.size)
+    plan = build_plan(config, graph, transport.size, transport=transport) if plan is None else plan
     if plan.grid.size != transport.size:
         raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
     if own:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def choose_plan(
     memory_limit: int | None = None,
     dtype: str = "float32",
     optimizer: str = "momentum",
-    layers: Mapping[str, Mapping[str, int | Sequence[int]]] | None = None,
+    layers: Mapping[str, Mapping[Any, int | Sequence[int]]] | None = None,
     compare: bool = True,
     most_axes: int = MOST_AXES,
 ) -> Choice:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
-from lbpar.config.optimizers import Sgd
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
@@ -32,7 +31,7 @@ from lbpar.plan.papers import price_gholami, price_pase
 from lbpar.plan.picture import draw
 from lbpar.plan.records import layer_records
 from lbpar.plan.report import print_report
-from lbpar.plan.resolve import resolve_plan
+from lbpar.plan.resolve import optimizer_name, resolve_plan
 from lbpar.plan.words import human_bytes, human_seconds
 
 
@@ -214,7 +213,7 @@ def _job(args: argparse.Namespace) -> Job:
         strategy,
         config.parallel.layers if config else {},
         args.dtype or (config.engine.dtype if config else "float32"),
-        args.optimizer or _optimizer(config),
+        args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
     )
 
 
@@ -243,15 +242,6 @@ def _loss(args: argparse.Namespace, config: RunConfig | None) -> Loss:
     kind = args.loss or (config.train.loss if config else CrossEntropy.kind)
     smoothing = config.train.label_smoothing if config else 0.0
     return CrossEntropy(smoothing) if kind == CrossEntropy.kind else LOSSES[kind]()
-
-
-def _optimizer(config: RunConfig | None) -> str:
-    if config is None:
-        return "momentum"
-    optimizer = config.train.optimizer
-    if isinstance(optimizer, Sgd):
-        return "momentum" if optimizer.momentum else "sgd"
-    return str(optimizer.name)
 
 
 def _pase(args: argparse.Namespace) -> int:

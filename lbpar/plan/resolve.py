@@ -7,18 +7,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lbpar.config.optimizers import AnyOptimizer, Sgd
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
+from lbpar.config.run_file import RunConfig
+from lbpar.cost.machine import find_machine
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.plan.assign import assign
+from lbpar.plan.choose import choose_plan
 from lbpar.plan.strategies import strategy_plan
 from lbpar.program.plan import OpGrid, Plan
 
 
+def plan_run(config: RunConfig, graph: Graph, batch: int, procs: int) -> Plan:
+    """The plan that a run file asks for, chosen by cost where it says ``auto``.
+
+    `resolve_plan`, with the run file's machine, memory limit, type and optimizer. ``machine: auto`` measures, so that
+    two processes may choose differently: let one choose for all.
+    """
+    parallel = config.parallel
+    if parallel.strategy != "auto" or (procs == 1 and parallel.memory is None):
+        return resolve_plan(parallel, graph, batch, procs)
+    choice = choose_plan(
+        graph,
+        batch,
+        procs,
+        find_machine(config.machine),
+        memory_limit=parallel.memory,
+        dtype=config.engine.dtype,
+        optimizer=optimizer_name(config.train.optimizer),
+        layers=parallel.layers,
+    )
+    choice.plan.check(graph, batch)
+    return choice.plan
+
+
+def optimizer_name(optimizer: AnyOptimizer) -> str:
+    """The optimizer as the cost model knows it: SGD with momentum keeps one more array."""
+    if isinstance(optimizer, Sgd):
+        return "momentum" if optimizer.momentum else "sgd"
+    return str(optimizer.name)
+
+
 def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int) -> Plan:
-    """The plan that a run file asks for.
+    """The plan of a named strategy or a plan file, with exceptions per layer; ``auto`` means samples, or space where
+    there are fewer samples than processes.
 
     Parameters
     ----------

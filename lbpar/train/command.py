@@ -19,7 +19,7 @@ from lbpar.train.json_text import write_text
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
-from lbpar.train.setup import build_graph, build_plan, connect_to
+from lbpar.train.setup import build_graph, build_plan, check_procs, connect_to
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     transport = connect()
     if transport.rank:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
-    plan = build_plan(config, graph, transport.size)
+    check_procs(config, transport.size)
+    plan = build_plan(config, graph, transport.size, transport=transport)
     transport = connect_to(plan.grid, transport)
     trainer, resumed = start(config, graph, plan, transport, args.resume)
     run(trainer, resumed, started)

@@ -15,9 +15,10 @@ from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
 from lbpar.layout.grid import Grid
-from lbpar.plan.resolve import resolve_plan
+from lbpar.plan.resolve import plan_run
 from lbpar.program.plan import Plan
 from lbpar.threads import share
+from lbpar.train.together import together
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 
@@ -36,14 +37,29 @@ def make_loss(train: TrainConfig) -> Loss:
     return CrossEntropy(train.label_smoothing) if train.loss == CrossEntropy.kind else LOSSES[train.loss]()
 
 
-def build_plan(config: RunConfig, graph: Graph, procs: int) -> Plan:
-    """The plan that a run file asks for on so many processes."""
+def check_procs(config: RunConfig, procs: int) -> None:
+    """Refuse to train on another number of processes than the run file asks for."""
     wanted = config.parallel.procs
     if wanted is not None and wanted != procs:
-        raise ConfigError(
-            f"parallel.procs: the run file asks for {wanted}, but this job has {procs}; start {wanted} or change the field."
-        )
-    return resolve_plan(config.parallel, graph, config.train.batch, procs)
+        raise ConfigError(f"parallel.procs: the run file asks for {wanted} processes, but {procs} were started.")
+
+
+def build_plan(
+    config: RunConfig, graph: Graph, procs: int, batch: int | None = None, transport: Transport | None = None
+) -> Plan:
+    """The plan that a run file asks for on so many processes.
+
+    With a transport, rank 0 chooses for all (a measured machine may differ from rank to rank), and the call is collective.
+    """
+    batch = config.train.batch if batch is None else batch
+    if transport is None or transport.size == 1 or config.parallel.strategy != "auto":
+        return plan_run(config, graph, batch, procs)
+    plan = None
+    with together(transport):
+        if transport.rank == 0:
+            plan = plan_run(config, graph, batch, procs)
+    chosen: Plan = transport.bcast(plan)
+    return chosen
 
 
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:

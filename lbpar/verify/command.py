@@ -9,9 +9,8 @@ from pathlib import Path
 
 from lbpar.config.run_file import load_run_file
 from lbpar.errors import ConfigError
-from lbpar.plan.resolve import resolve_plan
 from lbpar.train.progress import print_table
-from lbpar.train.setup import build_graph
+from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.launch import connect
 from lbpar.verify.run import TOLERANCE, Verification, check_numbers, named_plans, verify_plans
 
@@ -52,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--procs: got {args.procs}, but {transport.size} ranks were started; leave it out under mpirun."
         )
     procs = transport.size if real else args.procs or config.parallel.procs or 4
-    parallel = config.parallel
     if args.plan is not None:
-        parallel = parallel.model_copy(update={"strategy": args.plan, "layers": {}})
-    plan = resolve_plan(parallel, graph, batch, procs)
-    plans = named_plans(args.plan or parallel.strategy, plan, graph, batch, args.random_plans, args.seed)
+        parallel = config.parallel.model_copy(update={"strategy": args.plan, "layers": {}})
+        config = config.model_copy(update={"parallel": parallel})
+    plan = build_plan(config, graph, procs, batch, transport)
+    plans = named_plans(config.parallel.strategy, plan, graph, batch, args.random_plans, args.seed)
     result, transport = verify_plans(config, graph, plans, batch, args.engine, args.seed, transport)
     if transport.rank == 0:
         _report(args, result)
