@@ -40,12 +40,13 @@ def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_wheel_holds_all_modules_and_kernels_and_nothing_else(clone: Path, wheel: Path) -> None:
+def test_wheel_holds_all_files_and_nothing_else(clone: Path, wheel: Path) -> None:
+    """Whatever git tracks in the package, data files such as machines included, and all kernel sources."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(p.relative_to(clone)) for p in (clone / "lbpar").rglob("*.py")}
-    kernels = {f"lbpar/kernels/{p.name}" for p in (clone / "kernels").glob("*.cu*")}
-    assert "lbpar/kernels/common.cuh" in kernels
-    assert modules | kernels | {"lbpar/py.typed"} <= names
+    tracked = call("git", "-c", "safe.directory=*", "ls-files", "lbpar", "kernels", cwd=clone).splitlines()
+    expected = {name if name.startswith("lbpar/") else f"lbpar/{name}" for name in tracked}
+    assert {"lbpar/kernels/common.cuh", "lbpar/py.typed", "lbpar/cost/machines/laptop.yaml"} <= expected
+    assert not expected - names
     assert {name.split("/")[0] for name in names} == {"lbpar", f"lbpar-{lbpar.__version__}.dist-info"}
 
 
