@@ -14,13 +14,13 @@ from typing import Any
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
-from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
+from lbpar.config.plan_file import PlanFile, save_plan_file
 from lbpar.config.report import check, nearest
 from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.config.section import parse_bytes
 from lbpar.cost.machine import find_machine, machine_names
 from lbpar.cost.price import SLOTS
-from lbpar.errors import ConfigError, LbparError, PlanError
+from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
@@ -147,8 +147,6 @@ def _choose(job: Job, args: argparse.Namespace) -> Choice:
     parallel = check(
         ParallelConfig, {"strategy": job.strategy, "layers": {k: dict(v) for k, v in job.layers.items()}}, "--strategy"
     )
-    if parallel.plan_file is not None:
-        _same_network(parallel.plan_file, job)
     plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
     settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer)
     given = settings.outcome(job.strategy, plan)
@@ -165,16 +163,6 @@ def _choose(job: Job, args: argparse.Namespace) -> Choice:
     choice.outcome, choice.plan, choice.limit, choice.notes = given, plan, job.memory, notes
     choice.others = tuple(sorted(others, key=lambda o: o.seconds))
     return choice
-
-
-def _same_network(path: str, job: Job) -> None:
-    """A plan for another network fits by accident at best: say so before its layers are looked up."""
-    made_for = load_plan_file(path).model
-    if isinstance(made_for, str) and isinstance(job.model, str) and made_for not in (job.model, job.graph.name):
-        raise PlanError(
-            f"{path}: made for network {made_for!r}, but this is {job.model!r}; make a plan for it, or remove `model` from the file to "
-            "try it all the same."
-        )
 
 
 def _job(args: argparse.Namespace) -> Job:

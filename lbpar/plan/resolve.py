@@ -118,6 +118,11 @@ def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: 
         raise PlanError(
             f"{where}: made for batch {file.batch}, but this run has batch {batch}; change one of them, or remove `batch` from the plan to use it all the same."
         )
+    if isinstance(file.model, str) and file.model != graph.name:
+        raise PlanError(
+            f"{where}: made for network {file.model!r}, but this is {graph.name!r}; make a plan for it, or remove `model` "
+            "from the plan to try it all the same."
+        )
     names = {n.name for n in graph.ops}
     missing, unknown = sorted(names - set(file.ops)), sorted(set(file.ops) - names)
     if unknown:

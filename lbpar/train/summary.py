@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 
 from lbpar.layout.exchange import volume
-from lbpar.program.plan import Plan
+from lbpar.plan.words import grid_words
 from lbpar.program.steps import Program, Start
-
-WORDS = {"N": "samples", "C": "channels", "F": "filters", "D": "depth", "H": "height", "W": "width", "G": "groups"}
-
-
-def grid_words(plan: Plan, node: str) -> str:
-    """A layer's grid in words: ``samples 2 × height 2``."""
-    ways = plan.ways(node)
-    return " × ".join(f"{WORDS[loop]} {n}" for loop, n in ways.items()) or "not split"
 
 
 def itemsize(program: Program, step: Start, dtype: np.dtype) -> int:
@@ -46,7 +38,7 @@ def program_rows(program: Program, rank: int, dtype: np.dtype) -> list[dict[str,
             {
                 "layer": node.name,
                 "op": node.op.kind,
-                "grid": grid_words(program.plan, node.name),
+                "grid": grid_words(program.plan[node.name], program.plan.grid),
                 "collectives": names,
                 "bytes/step": total,
             }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.plan.words import grid_words
 from lbpar.train.report import size
 from lbpar.train.setup import build_graph, build_plan
-from lbpar.train.summary import grid_words, program_rows
+from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.training import PLANS, run_file
@@ -36,10 +37,10 @@ def test_the_bytes_of_a_step_are_those_sent(name):
 def test_words():
     config = run_file(PLANS["mixed 6"][1])
     plan = build_plan(config, build_graph(config), 6)
-    assert grid_words(plan, "conv1") == "width 2 × filters 3"
-    assert grid_words(plan, "pool") == "channels 6"
+    assert grid_words(plan["conv1"], plan.grid) == "width 2 × filters 3"
+    assert grid_words(plan["pool"], plan.grid) == "channels 6"
     config = run_file()
-    assert grid_words(build_plan(config, build_graph(config), 1), "conv1") == "not split"
+    assert grid_words({}, build_plan(config, build_graph(config), 1).grid) == "not split"
 
 
 @pytest.mark.parametrize(
