@@ -209,6 +209,17 @@ int lbpar_norm_moments(const double *sums, const double *shift, idx c, double co
     return 0;
 }
 
+/* Moves the running mean and (unbiased) variance by `momentum` towards those of the batch; sums are about the mean. */
+int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, double momentum, double count) {
+    const double unbias = count / (count > 1 ? count - 1 : 1);
+    for (idx j = 0; j < c; j++) {
+        const double offset = sums[j] / count, v = sums[c + j] / count - offset * offset;
+        mean[j] += momentum * offset;
+        var[j] += momentum * ((v < 0 ? 0 : v) * unbias - var[j]);
+    }
+    return 0;
+}
+
 /* out (c) = sum over rows, in double. */
 int lbpar_sum_rows(const float *x, idx n, idx c, float *out, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;

@@ -242,6 +242,28 @@ class Engine(ABC):
         count but 0) where mean and invstd were constants.
         """
 
+    def norm_statistics(self, x: Array, shift: Array, count: float, eps: float) -> tuple[Float64Array, Float64Array]:
+        """`norm_sums`, and `norm_moments` of them as one array (3, C), where no other rank adds to the sums."""
+        sums = self.norm_sums(x, shift)
+        return sums, np.stack(self.norm_moments(sums, shift, count, eps))
+
+    def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
+        """Move running statistics towards those of a batch, in place.
+
+        Parameters
+        ----------
+        sums : float64 (2, C)
+            `norm_sums` about the running mean, over all ranks.
+        mean, var : float64 (C,)
+            The running mean and the running unbiased variance.
+        momentum : weight of the batch
+        count : number of values behind the sums
+        """
+        offset = sums[0] / count
+        batch = np.maximum(sums[1] / count - offset * offset, 0.0) * (count / max(count - 1, 1))
+        mean += momentum * offset
+        var += momentum * (batch - var)
+
     # -- pointwise -------------------------------------------------------------------------------------------------
 
     @abstractmethod

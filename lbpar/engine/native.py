@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.engine._dnnl.library import address_of
 from lbpar.engine.base import Array, Float64Array
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ int lbpar_norm_backward_data(const void *x, const void *dy, const void *z, int64
                              int64_t c, const void *mean, const void *invstd, const void *scale, const void *sums,
                              double count, int threads);
 int lbpar_norm_moments(const void *sums, const void *shift, int64_t c, double count, double eps, void *out);
+int lbpar_norm_running(const void *sums, void *mean, void *var, int64_t c, double momentum, double count);
 int lbpar_sum_rows(const void *x, int64_t n, int64_t c, void *out, int threads);
 int lbpar_relu(const void *x, void *y, int64_t n, int threads);
 int lbpar_relu_backward(const void *y, const void *dy, void *dx, int64_t n, int threads);
 int lbpar_add(const void *x, const void *z, void *y, int64_t n, int threads);
 int lbpar_copy(const void *from, int64_t from_stride, void *to, int64_t to_stride, int64_t n, int64_t c, int threads);
 """
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _TRIES = (("-march=native", "-mprefer-vector-width=512", "-fopenmp"), ("-march=native", "-fopenmp"), ("-fopenmp",), ())
 
@@ -66,7 +69,7 @@ class Native:
         ffi = cffi.FFI()
         ffi.cdef(_CDEF)
         self.lib: Any = ffi.dlopen(str(path))
-        self.pointer = ffi.from_buffer
+        self.pointer = address_of(ffi)
         self.null = ffi.NULL
         self.path, self.threads = path, threads
 
@@ -86,6 +89,11 @@ class Native:
         out = np.empty((3, c))
         self.lib.lbpar_norm_moments(p(_f64(sums)), p(_f64(shift)), c, max(count, 1), eps, p(out))
         return out
+
+    def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
+        """`Engine.norm_running` on C-contiguous float64 arrays."""
+        p = self.pointer
+        self.lib.lbpar_norm_running(p(sums), p(mean), p(var), mean.shape[0], momentum, count)
 
     def norm_apply(
         self,
@@ -286,8 +294,8 @@ def _check(status: int) -> None:
 
 
 def _f64(a: Array) -> Array:
-    return a if a.dtype == np.float64 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float64)
+    return a if a.dtype == _F64 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float64)
 
 
 def _f32(a: Array) -> Array:
-    return a if a.dtype == np.float32 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float32)
+    return a if a.dtype == _F32 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float32)

@@ -22,6 +22,7 @@ _F32 = np.dtype(np.float32)
 _COMPUTE = {"float32": cdef.F32, "bfloat16": cdef.BF16}
 _LOWEST = np.finfo(np.float32).min
 _MAX_PLANS = 4096
+_UNKNOWN: Any = object()
 SMALL = 1 << 14
 """Elements up to which pointwise and normalisation kernels run in NumPy: below, a call costs more than the arithmetic
 (measured), and the reference's float64 sums come for free."""
@@ -114,6 +115,20 @@ class OneDnnEngine(NumpyEngine):
     def _conv(
         self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out: tuple[int, ...]
     ) -> Array | None:
+        key = ("conv", x.shape, w.shape, win, groups, out, b is None, x.dtype, w.dtype)
+        found = self._plans.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._plan_conv(key, x, w, b, win, groups, out)
+        if found is None:
+            return None
+        run, crop = found
+        y = self._new((x.shape[0], *out, w.shape[0]))
+        run(_dense(x if crop is None else x[crop]), _dense(w), None if b is None else _dense(b), y)
+        return y
+
+    def _plan_conv(
+        self, key: Any, x: Array, w: Array, b: Array | None, win: Window, groups: int, out: tuple[int, ...]
+    ) -> Any:
         if not (is_float32(x, w) and x.size and w.size and all(out)):
             return None
         y_shape = (x.shape[0], *out, w.shape[0])
@@ -126,18 +141,24 @@ class OneDnnEngine(NumpyEngine):
             )
             return plan, geometry.crop
 
-        found = self._plan(("conv", x.shape, w.shape, win, groups, out, b is None), build)
-        if found is None:
-            return None
-        run, crop = found
-        y = self._new(y_shape)
-        run(_dense(x if crop is None else x[crop]), _dense(w), None if b is None else _dense(b), y)
-        return y
+        return self._plan(key, build)
 
     def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
         inner = tuple(in_spatial)
-        if not (is_float32(dy, w) and dy.size and w.size and all(inner)):
+        key = ("conv_data", dy.shape, w.shape, win, groups, inner, dy.dtype, w.dtype)
+        found = self._plans.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._plan_conv_data(key, dy, w, win, groups, inner)
+        if found is None:
             return super().conv_backward_data(dy, w, win, groups, in_spatial)
+        run, crop, x_shape = found
+        dx = self._new(x_shape)
+        run(_dense(dy), _dense(w), dx)
+        return dx if crop is None else self._embed(dx, crop, (dy.shape[0], *inner, x_shape[-1]))
+
+    def _plan_conv_data(self, key: Any, dy: Array, w: Array, win: Window, groups: int, inner: tuple[int, ...]) -> Any:
+        if not (is_float32(dy, w) and dy.size and w.size and all(inner)):
+            return None
         channels = w.shape[-1] * groups
 
         def build() -> tuple[conv.BackwardData, tuple[slice, ...] | None, tuple[int, ...]]:
@@ -146,38 +167,38 @@ class OneDnnEngine(NumpyEngine):
             plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, self._compute)
             return plan, geometry.crop, x_shape
 
-        found = self._plan(("conv_data", dy.shape, w.shape, win, groups, inner), build)
-        if found is None:
-            return super().conv_backward_data(dy, w, win, groups, in_spatial)
-        run, crop, x_shape = found
-        dx = self._new(x_shape)
-        run(_dense(dy), _dense(w), dx)
-        return dx if crop is None else self._embed(dx, crop, (dy.shape[0], *inner, channels))
+        return self._plan(key, build)
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
         return self._conv_weights(x, dy, win, groups, bias=False)[0]
 
     def _conv_weights(self, x: Array, dy: Array, win: Window, groups: int, bias: bool) -> tuple[Array, Array | None]:
-        if not (is_float32(x, dy) and x.size and dy.size):
+        key = ("conv_weights", x.shape, dy.shape, win, groups, bias, x.dtype, dy.dtype)
+        found = self._plans.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._plan_conv_weights(key, x, dy, win, groups, bias)
+        if found is None:
             return super().conv_backward_weights(x, dy, win, groups), None
+        run, crop, w_shape = found
+        dw = self._new(w_shape)
+        db = self._new(w_shape[:1]) if bias else None
+        run(_dense(x if crop is None else x[crop]), _dense(dy), dw, db)
+        return dw, db
+
+    def _plan_conv_weights(self, key: Any, x: Array, dy: Array, win: Window, groups: int, bias: bool) -> Any:
+        if not (is_float32(x, dy) and x.size and dy.size):
+            return None
         w_shape = (dy.shape[-1], *(dim.kernel for dim in win), x.shape[-1] // groups)
 
-        def build() -> tuple[conv.BackwardWeights, tuple[slice, ...] | None]:
+        def build() -> tuple[conv.BackwardWeights, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], dy.shape[1:-1])
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
             plan = conv.BackwardWeights(
                 self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._compute
             )
-            return plan, geometry.crop
+            return plan, geometry.crop, w_shape
 
-        found = self._plan(("conv_weights", x.shape, dy.shape, win, groups, bias), build)
-        if found is None:
-            return super().conv_backward_weights(x, dy, win, groups), None
-        run, crop = found
-        dw = self._new(w_shape)
-        db = self._new(w_shape[:1]) if bias else None
-        run(_dense(x if crop is None else x[crop]), _dense(dy), dw, db)
-        return dw, db
+        return self._plan(key, build)
 
     def _embed(self, part: Array, crop: tuple[slice, ...], shape: tuple[int, ...]) -> Array:
         whole = self._new(shape)
@@ -330,6 +351,19 @@ class OneDnnEngine(NumpyEngine):
         found = self.native.norm_moments(sums, shift, count, eps)
         return found[0], found[1], found[2]
 
+    def norm_statistics(self, x: Array, shift: Array, count: float, eps: float) -> tuple[Float64Array, Float64Array]:
+        sums = self.norm_sums(x, shift)
+        if self.native is None:
+            return sums, np.stack(super().norm_moments(sums, shift, count, eps))
+        return sums, self.native.norm_moments(sums, shift, count, eps)
+
+    def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
+        native = self.native
+        if native is None or not mean.dtype == var.dtype == sums.dtype == np.float64:
+            super().norm_running(sums, mean, var, momentum, count)
+        else:
+            native.norm_running(sums, mean, var, momentum, count)
+
     def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
         y = self._norm_apply(x, mean, invstd, scale, bias, relu=False)
         return super().norm_apply(x, mean, invstd, scale, bias) if y is None else y
@@ -461,19 +495,19 @@ class OneDnnEngine(NumpyEngine):
     def _relu(self, x: Array, y: Array | None) -> Array:
         """max(x, 0) in y (which may be x), or in a new array."""
         if self.native is not None and is_dense(x):
-            y = self._new(x.shape) if y is None else y
-            self.native.relu(x, y)
-            return y
+            out = self._new(x.shape) if y is None else y
+            self.native.relu(x, out)
+            return out
         run = None
         if is_float32(x) and x.size > SMALL:
             run = self._plan(("relu", x.size), lambda: rows.relu(self._context, x.size))
         if run is None:
             return super().relu_forward(x)
         x = _dense(x)
-        y = self._new(x.shape) if y is None else y
+        out = self._new(x.shape) if y is None else y
         source = self._address(x)
-        run(source, source, self._address(y), source)
-        return y
+        run(source, source, self._address(out), source)
+        return out
 
     def relu_backward(self, y: Array, dy: Array) -> Array:
         if self.native is not None and is_dense(y, dy):
@@ -643,7 +677,11 @@ def is_float32(*arrays: Array) -> bool:
 
 def is_dense(*arrays: Array) -> bool:
     """Whether all arrays are C-contiguous float32 with something in them: what `Native` takes."""
-    return all(a.dtype == _F32 and a.flags.c_contiguous and a.size > 0 for a in arrays)
+    # No generator: it would take longer than the rest.
+    for a in arrays:  # noqa: SIM110
+        if a.dtype != _F32 or not a.flags.c_contiguous or not a.size:
+            return False
+    return True
 
 
 def _dense(a: Array) -> Array:

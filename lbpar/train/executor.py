@@ -35,6 +35,8 @@ class Executor:
 
     Attributes
     ----------
+    arrays : dict of array
+        Those alive now, by buffer.
     context : Context
         Set before each run.
     on_update : callable, optional
@@ -58,7 +60,7 @@ class Executor:
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
         self.context = Context()
         self.on_update: UpdateRule | None = None
-        self.arrays: dict[str, Array] = {}
+        self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
         self.seconds: dict[str, float] = {}
         self.tracer: Tracer | None = None
         self.poke = transport.size > 1
@@ -67,6 +69,18 @@ class Executor:
         self._transfers = Transfers(engine, transport)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
         self._runs = [self._prepare(step) for step in program.steps]
+        self._stretches = self._join()
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays alive now, by buffer."""
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: Mapping[str, Array]) -> None:
+        held = dict(arrays)
+        self._arrays.clear()
+        self._arrays.update(held)
 
     def begin(self, feeds: Mapping[str, Array]) -> None:
         """Make ready for one run: ``feeds`` holds this rank's block for every buffer of ``program.feeds``."""
@@ -104,9 +118,27 @@ class Executor:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
-        for i in range(len(self._runs)):
-            self.execute(i)
+        if self.tracer is not None:
+            for i in range(len(self._runs)):
+                self.execute(i)
+            return self.results()
+        seconds, start = self.seconds, perf_counter()
+        for kind, calls in self._stretches:
+            for call in calls:
+                call()
+            end = perf_counter()
+            seconds[kind] = seconds.get(kind, 0.0) + end - start
+            start = end
         return self.results()
+
+    def _join(self) -> list[tuple[str, list[Callable[[], None]]]]:
+        """Steps of one kind in a row, timed together. Freeing counts as what it follows."""
+        out: list[tuple[str, list[Callable[[], None]]]] = []
+        for step, (kind, call) in zip(self.program.steps, self._runs, strict=True):
+            if not out or (out[-1][0] != kind and not isinstance(step, Free)):
+                out.append((kind, []))
+            out[-1][1].append(call)
+        return out
 
     def results(self) -> dict[str, Array]:
         """Arrays of ``program.results``."""
@@ -116,8 +148,7 @@ class Executor:
         """The kind under which a step's time is kept, and what it does."""
         match step:
             case Compute():
-                call = bind(Bound.of(step, self.program, self.transport.rank))
-                return "compute", lambda: self._compute(step, call)
+                return "compute", self._compute(step, bind(Bound.of(step, self.program, self.transport.rank)))
             case Start():
                 return step.move.kind, lambda: self._start(step)
             case StartMany():
@@ -127,19 +158,25 @@ class Executor:
             case Sum():
                 return "compute", lambda: self._sum(step)
             case Free():
-                return "compute", lambda: self._free(step)
+                return "compute", self._free(step)
             case Accumulate():
                 return "compute", lambda: self._accumulate(step)
             case Update():
                 return "update", lambda: self._update(step)
 
-    def _compute(self, step: Compute, call: Call) -> None:
-        arrays = self.arrays
-        out = call(self.engine, self.context, *[arrays[b] for b in step.reads])
-        for name, array in zip(step.writes, out, strict=True):
-            arrays[name] = array
-        if self.poke:
-            self._transfers.poke()
+    def _compute(self, step: Compute, call: Call) -> Callable[[], None]:
+        """What runs a kernel. Python's share of a step is mostly spent here, so all that can be is looked up before."""
+        arrays, engine, reads, writes = self._arrays, self.engine, step.reads, step.writes
+        poke = self._transfers.poke
+
+        def run() -> None:
+            out = call(engine, self.context, *[arrays[b] for b in reads])
+            for name, array in zip(writes, out):  # noqa: B905
+                arrays[name] = array
+            if self.poke:
+                poke()
+
+        return run
 
     def _start(self, step: Start) -> None:
         array = self.arrays[step.src]
@@ -158,9 +195,17 @@ class Executor:
     def _sum(self, step: Sum) -> None:
         self.arrays[step.dst] = self.engine.add([self.arrays[s] for s in step.srcs])
 
-    def _free(self, step: Free) -> None:
-        for name in step.buffers:
-            self.arrays.pop(name, None)
+    def _free(self, step: Free) -> Callable[[], None]:
+        pop, names = self._arrays.pop, step.buffers
+        if len(names) == 1:
+            (name,) = names
+            return lambda: pop(name, None)
+
+        def run() -> None:
+            for name in names:
+                pop(name, None)
+
+        return run
 
     def _accumulate(self, step: Accumulate) -> None:
         part = self.arrays[step.grad] * self.arrays[step.grad].dtype.type(self.context.weight)
@@ -174,7 +219,7 @@ class Executor:
 
     def _update(self, step: Update) -> None:
         if self.on_update is not None:
-            grads = {p: self.arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
+            grads = {p: self._arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
             self.on_update({p: self.state[p] for p in step.params}, grads)
 
 

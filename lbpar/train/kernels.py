@@ -235,11 +235,7 @@ def _norm_moments(b: Bound) -> Call:
 def _norm_statistics(b: Bound) -> Call:
     count, eps = b.count(b.kernel.writes[1].varying), b.attr("eps")
 
-    def call(e: Engine, _: Context, x: Array, shift: Array) -> tuple[Array, ...]:
-        sums = e.norm_sums(x, shift)
-        return sums, np.stack(e.norm_moments(sums, shift, count, eps))
-
-    return call
+    return lambda e, _, x, shift: e.norm_statistics(x, shift, count, eps)
 
 
 def _norm_apply(b: Bound) -> Call:
@@ -307,11 +303,8 @@ def _norm_running(b: Bound) -> Call:
     m, n = b.attr("momentum"), b.attr("count")
 
     def call(e: Engine, _: Context, sums: Array, mean: Array, var: Array) -> tuple[Array, ...]:
-        offset = sums[0] / n
-        batch_var = np.maximum(sums[1] / n - offset * offset, 0.0) * (n / max(n - 1, 1))
-        mean += m * offset  # the sums are about the running mean
-        var += m * (batch_var - var)
-        return (mean, var)
+        e.norm_running(sums, mean, var, m, n)
+        return mean, var
 
     return call
 

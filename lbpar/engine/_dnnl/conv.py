@@ -87,7 +87,7 @@ class _Operand:
         address = self.context.pointer(array)
         if self.reorder is None:
             return address
-        staged = self.stage(array)
+        staged = self.context.area(self.area, self.nbytes)
         self.reorder(address, staged)
         return staged
 
@@ -95,7 +95,7 @@ class _Operand:
         """Address where the primitive shall write a result meant for ``array``; `fetch` finishes."""
         if self.reorder is None:
             return self.context.pointer(array)
-        return self.context.pointer(self.context.area(self.area, self.nbytes))
+        return self.context.area(self.area, self.nbytes)
 
     def fetch(self, staged: Any, array: Array) -> None:
         """Move what was written to ``staged`` to ``array``."""

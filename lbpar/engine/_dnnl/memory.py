@@ -55,11 +55,11 @@ class Pool:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Uninitialised C-contiguous array, aligned to 64 bytes; its memory returns here when it and all its views are gone."""
+        """Uninitialised C-contiguous array, aligned to 64 bytes unless it is small; its memory returns here when it and all its views are gone."""
         dtype, shape = np.dtype(dtype), tuple(shape)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
-            return aligned(nbytes).view(dtype).reshape(shape)
+            return np.empty(shape, dtype)
         size = -(-nbytes // _PAGE) * _PAGE
         try:
             raw = self._free[size].pop()

@@ -83,7 +83,7 @@ class Moments:
         tiling, pointer = self.tiling, self.context.pointer
         found = np.empty((len(self.steps), 2, tiling.columns), np.float32)
         source, target, step = pointer(x), pointer(found), 4 * tiling.columns
-        scratch = pointer(self.context.area("tile", self.scratch_bytes))
+        scratch = self.context.area("tile", self.scratch_bytes)
         for offset, run in self.steps:
             run(source + offset, scratch, target, target + step)
             target += 2 * step
@@ -140,7 +140,7 @@ class BackwardSums:
         )
         source, gradient = pointer(x), pointer(dy)
         forward, stored = (gradient, gradient) if y is None or masked is None else (pointer(y), pointer(masked))
-        scratch = pointer(self.context.area("tile", self.scratch_bytes))
+        scratch = self.context.area("tile", self.scratch_bytes)
         for offset, run, mask in self.steps:
             if mask is not None:
                 mask(gradient + offset, forward + offset, stored + offset)
