@@ -30,7 +30,7 @@ class _WithOptions(Section):
 
 
 class NamedModel(_WithOptions):
-    """A network that lbpar knows by name; further fields (such as `width`) go to its builder."""
+    """A network that lbpar knows by [name](networks.md); further fields (such as `width`) go to its builder."""
 
     name: Text = Field(description="Name of a network, such as `resnet18`.")
 

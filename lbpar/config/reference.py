@@ -108,16 +108,17 @@ def _table(section: type[Section], only: list[str] | None = None) -> str:
     rows = ["| field | value | default | meaning |", "| --- | --- | --- | --- |"]
     for name, f in section.model_fields.items():
         if only is None or name in only:
-            default = "required" if f.is_required() else _default(f)
-            rows.append(f"| `{f.alias or name}` | {_type(f)} | {default} | {f.description} |")
+            default = "required" if f.is_required() else default_text(f)
+            rows.append(f"| `{f.alias or name}` | {type_text(f)} | {default} | {f.description} |")
     return "\n".join(rows) + "\n"
 
 
 def _type_and_default(field: FieldInfo) -> str:
-    return f"{_type(field)[:1].upper()}{_type(field)[1:]}; default {_default(field)}."
+    return f"{type_text(field)[:1].upper()}{type_text(field)[1:]}; default {default_text(field)}."
 
 
-def _default(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
+    """Default of a field, as the tables show it."""
     value = field.default
     if value is None:
         return "–"
@@ -137,7 +138,8 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _type(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
+    """Say in words which values a field takes, as the tables show it."""
     return _describe(field.annotation, field.metadata).replace("|", "\\|")
 
 

@@ -21,7 +21,7 @@ _ROW7, _COLUMN7 = ((1, 7), (0, 3)), ((7, 1), (3, 0))
 
 
 def inception_v3(*, classes: Count = 1000, input: Shape = (299, 299, 3), width: Positive = 1.0) -> Graph:
-    """Inception v3.
+    """Inception v3, without the auxiliary classifier (27,161,264 parameters with it).
 
     Parameters
     ----------

@@ -59,12 +59,17 @@ def build_model(name: str, **options: Any) -> Graph:
     if name not in MODELS:
         known = list(MODELS)
         raise ConfigError(f"model: got '{name}', {nearest(name, known)}expected one of {', '.join(known)}.")
-    section = _options(MODELS[name])
+    section = option_types(name)
     given = check(section, options, f"model {name}")
     try:
         return MODELS[name](**{field: getattr(given, field) for field in section.model_fields})
     except GraphError as error:
         raise GraphError(f"model {name}: {error}") from None
+
+
+def option_types(name: str) -> type[Section]:
+    """The options of a network as a section: types, defaults, checks."""
+    return _options(MODELS[name])
 
 
 @cache
