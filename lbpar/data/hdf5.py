@@ -252,7 +252,7 @@ class Hdf5Dataset:
         have = f"datasets {', '.join(names) or 'none'}" + (f"; groups {', '.join(groups)}" if groups else "")
         hint = nearest(name, names)
         raise DataError(
-            f"{self.name}: no dataset '{name}' for the split '{split}'; {hint}There are {have}. "
+            f"{self.name}: no dataset '{name}' for the split '{split}'{f"; {hint}" if hint else ". "}There are {have}. "
             "Name them in the run file (data.x, data.y)."
         )
 
