@@ -250,9 +250,10 @@ class Hdf5Dataset:
         names = [n for n, o in group.items() if isinstance(o, h5py.Dataset)]
         groups = [n for n, o in group.items() if isinstance(o, h5py.Group)]
         have = f"datasets {', '.join(names) or 'none'}" + (f"; groups {', '.join(groups)}" if groups else "")
-        hint = nearest(name, names)
+        near = nearest(name, names)
+        hint = f"; {near}" if near else ". "
         raise DataError(
-            f"{self.name}: no dataset '{name}' for the split '{split}'{f"; {hint}" if hint else ". "}There are {have}. "
+            f"{self.name}: no dataset '{name}' for the split '{split}'{hint}There are {have}. "
             "Name them in the run file (data.x, data.y)."
         )
 
