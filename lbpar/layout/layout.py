@@ -47,6 +47,9 @@ class Dim:
             return cls.whole(index.extent)
         if index.window is not None:
             return _without_idle_window(cls(index.extent, factors, axes, index.window, index.transposed), grid)
+        # A factor of extent 1 that nothing cuts says nothing (a flatten of 1 x 1 maps is cut like its channels).
+        real = [i for i, (e, a) in enumerate(zip(factors, axes, strict=True)) if e > 1 or a]
+        factors, axes = tuple(factors[i] for i in real), tuple(axes[i] for i in real)
         if len(factors) > 1 and not any(axes[1:]) and factors[0] % grid.ways(axes[0]) == 0:
             return cls(index.extent, (index.extent,), axes[:1])
         return cls(index.extent, factors, axes)
