@@ -35,7 +35,8 @@ class TrainConfig(Section):
     max_steps: Count | None = Field(default=None, description="Stop after so many updates even if epochs remain.")
     loss: Literal["cross_entropy", "mse", "bce", "dice"] = Field(
         default="cross_entropy",
-        description="Softmax cross-entropy, mean squared error, binary cross-entropy on logits, or soft Dice.",
+        description="Softmax cross-entropy, mean squared error, binary cross-entropy on logits, or soft Dice of the softmax "
+        "(sums over the whole batch per class, 1 added to both terms of the ratio, mean over classes).",
     )
     label_smoothing: Fraction = Field(
         default=0.0, description="Part of the target spread over all classes (cross_entropy)."
