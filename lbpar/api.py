@@ -32,7 +32,7 @@ from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.train import command
 from lbpar.train.predict import predict, weights
-from lbpar.train.setup import build_graph, build_plan, check_procs, connect_to
+from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
 from lbpar.train.summary import program_rows
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
@@ -369,5 +369,6 @@ def _trainer(
         )
     if write:
         return *command.start(config, graph, plan, transport, resume), own
+    check_ranks(config, graph, plan, transport)
     with together(transport):
         return Trainer(config, graph, plan, transport), False, own

@@ -19,9 +19,10 @@ from lbpar.train.json_text import write_text
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
-from lbpar.train.setup import build_graph, build_plan, check_procs, connect_to
+from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
 from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
+from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 
@@ -30,9 +31,7 @@ OnEpoch = Callable[[dict[str, Any]], object]
 
 def parser() -> argparse.ArgumentParser:
     """Command-line options."""
-    p = argparse.ArgumentParser(
-        prog="lbpar train", description="Train a network: mpirun -n 4 python -m lbpar.train --config run.yaml"
-    )
+    p = Parser(prog="lbpar train", description="Train a network: mpirun -n 4 python -m lbpar.train --config run.yaml")
     p.add_argument("--config", required=True, help="run file (YAML); see docs/run-file.md")
     p.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, as in train.epochs=3"
@@ -71,6 +70,7 @@ def start(
     """
     out = Path(config.run.out)
     root = transport.rank == 0
+    check_ranks(config, graph, plan, transport)
     with together(transport):
         if root:
             check_directory(out, resume)

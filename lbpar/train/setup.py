@@ -18,7 +18,7 @@ from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import plan_run
 from lbpar.program.plan import Plan
 from lbpar.threads import share
-from lbpar.train.together import together
+from lbpar.train.together import check_alike, together
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 
@@ -41,7 +41,9 @@ def check_procs(config: RunConfig, procs: int) -> None:
     """Refuse to train on another number of processes than the run file asks for."""
     wanted = config.parallel.procs
     if wanted is not None and wanted != procs:
-        raise ConfigError(f"parallel.procs: the run file asks for {wanted} processes, but {procs} were started.")
+        raise ConfigError(
+            f"parallel.procs: the run file asks for {wanted}, but this job has {procs}; start {wanted} or change the field."
+        )
 
 
 def build_plan(
@@ -60,6 +62,11 @@ def build_plan(
             plan = plan_run(config, graph, batch, procs)
     chosen: Plan = transport.bcast(plan)
     return chosen
+
+
+def check_ranks(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> None:
+    """Refuse ranks that would train different things. Collective over all ranks."""
+    check_alike(transport, {"network": graph, "plan": plan, "section `train` of the run file": config.train})
 
 
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:

@@ -11,13 +11,14 @@ from lbpar.config.run_file import load_run_file
 from lbpar.errors import ConfigError
 from lbpar.train.progress import print_table
 from lbpar.train.setup import build_graph, build_plan
+from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
 from lbpar.verify.run import TOLERANCE, Verification, check_numbers, named_plans, verify_plans
 
 
 def parser() -> argparse.ArgumentParser:
     """Command-line options."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="lbpar verify",
         description="Run one training step on P ranks and on one, in float64 on random samples, and compare every tensor. "
         "Under mpirun the ranks are real; otherwise they are simulated in this process (--procs).",
