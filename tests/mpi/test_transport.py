@@ -173,6 +173,21 @@ def test_close_frees_communicators() -> None:
         t.allreduce(np.ones(1), t.grid.axes)
 
 
+def test_groups_are_made_once_per_set_of_axes(transport: MpiTransport) -> None:
+    made = []
+    for _ in range(3):
+        for axes in axes_sets(transport.grid):
+            p = len(transport.group(axes))
+            transport.allreduce(part(transport.rank, 5), axes).wait()
+            transport.allgather(part(transport.rank, 2), [2] * p, axes).wait()
+            transport.alltoall(part(transport.rank, p), [1] * p, [1] * p, axes).wait()
+        made.append(dict(transport._comms))
+    with collective_assert(transport):
+        assert set(made[0]) <= set(axes_sets(transport.grid)) and transport.grid.axes in made[0]
+        assert all(later.keys() == made[0].keys() for later in made)
+        assert all(later[axes] is comm for later in made for axes, comm in made[0].items())
+
+
 def test_user_communicator_and_grid() -> None:
     """Ranks in another order than the world's; the user's communicator stays usable."""
     from mpi4py import MPI
