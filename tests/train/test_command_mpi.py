@@ -89,7 +89,7 @@ def finish(job):
 
 def test_four_ranks_resume_on_two(command, tmp_path):
     mixed = "parallel.layers={conv1: {N: 2, H: 2}, conv2: {F: 2, C: 2}, fc: {F: 4}}"
-    code, out, err = finish(command(4, mixed, "train.epochs=2", "run.out=out"))
+    code, out, err = finish(command(4, "parallel.strategy=data", mixed, "train.epochs=2", "run.out=out"))
     assert code == 0, err
     assert out.count("epoch 2/2: loss") == 1
     assert "conv1" in out
