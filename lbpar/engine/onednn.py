@@ -81,8 +81,8 @@ class OneDnnEngine(NumpyEngine):
             conv.Forward(self._context, (1, 4, 4, 16), (16, 1, 1, 16), (1, 4, 4, 16), geometry, 1, False, self._compute)
         except Refused as error:
             raise EngineError(
-                f"onednn engine: compute={self.compute!r} needs a CPU with AVX-512 or AMX for it ({error}); "
-                "use compute='float32'"
+                f"engine.dtype: {self.compute} needs a processor with AVX-512 or AMX instructions for it, which this one "
+                f"lacks ({error}); use float32"
             ) from error
 
     # -- plumbing --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from lbpar.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
 
+BFLOAT16 = "bfloat16"
 NAMES = ("auto", "numpy", "onednn")
 
 
@@ -24,6 +25,7 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
     name : "numpy", "onednn" or "auto"
         auto takes onednn where its library loads, else numpy, and logs one line that says so.
     dtype : element type of activations and weights
+        "bfloat16" means float32 arrays, whose convolutions and matrix products multiply in bfloat16 and sum in float32.
     threads : threads for kernels; None leaves the library's default
 
     Raises
@@ -31,21 +33,31 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
     ConfigError
         Unknown name.
     EngineError
-        The named engine's library is missing or unusable.
+        The named engine's library is missing or unusable, or cannot compute in bfloat16 on this processor.
     """
     if name == "numpy":
-        return NumpyEngine(dtype, threads)
+        return _numpy(dtype, threads)
     if name == "onednn":
         return _onednn(dtype, threads)
     if name == "auto":
         try:
             return _onednn(dtype, threads)
         except EngineError as error:
+            if dtype == BFLOAT16:
+                raise
             log.warning("engine: numpy, because onednn cannot be used (%s)", error)
             return NumpyEngine(dtype, threads)
     near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")
+
+
+def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
+    if dtype == BFLOAT16:
+        raise ConfigError(
+            "engine.dtype: bfloat16 is not available on engine.name: numpy; choose engine.name: onednn, or float32 or float64."
+        )
+    return NumpyEngine(dtype, threads)
 
 
 def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
@@ -56,4 +68,6 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
         raise EngineError(
             f"engine.name: onednn cannot be loaded: {error}. Install onednn-cpu-gomp, or choose engine.name: numpy."
         ) from error
+    if dtype == BFLOAT16:
+        return OneDnnEngine("float32", threads, compute=BFLOAT16)
     return OneDnnEngine(dtype, threads)

@@ -100,10 +100,6 @@ class Trainer:
 
     def __post_init__(self) -> None:
         c = self.config
-        if c.engine.dtype == "bfloat16":
-            raise ConfigError(
-                "engine.dtype: bfloat16 training is not available on this engine; use float32 or float64."
-            )
         self.engine = build_engine(c.engine)
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype)
         assert dataset is not None

@@ -1,9 +1,11 @@
 """Images per second of one process: lbpar's oneDNN engine beside PyTorch, in turn, same network, batch, threads, optimizer.
 
-    python tests/bench/training_cpu.py [--threads 2] [--rounds 5] [NAME ...]
+    python tests/bench/training_cpu.py [--threads 2] [--rounds 5] [--clock wall|cpu] [--dtype float32|bfloat16] [NAME ...]
 
 A round is one step of PyTorch (channels-last and, in the first round, NCHW; the faster is kept) and one of lbpar. The table shows
-medians over rounds and the ratio of the medians.
+medians over rounds and the ratio of the medians. With ``--clock cpu`` seconds are those that the process computed, which
+other work on the machine disturbs less; use it with one thread only, since threads that wait for each other count too.
+With ``--dtype bfloat16`` the other side is our own float32.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("names", nargs="*")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
 parser.add_argument("--json", metavar="FILE")
 args = parser.parse_args()
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -54,10 +58,10 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
 
 
 class Lbpar:
-    def __init__(self, case: str) -> None:
+    def __init__(self, case: str, dtype: str = "float32") -> None:
         name, options, self.batch, loss = CASES[case]
         self.graph = build_model(name, **options).with_loss(LOSSES[loss]())
-        engine = get_engine("onednn", "float32", args.threads)
+        engine = get_engine("onednn", dtype, args.threads)
         self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
         self.executor = self.worker.executor(self.batch)
         sgd = SGD(0.001, momentum=0.9)
@@ -99,9 +103,19 @@ def samples(graph: Any, batch: int, rng: np.random.Generator) -> tuple[np.ndarra
 
 
 def timed(step: Any) -> float:
-    start = time.perf_counter()
+    clock = time.perf_counter if args.clock == "wall" else time.process_time
+    start = clock()
     step()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def alternate(theirs: Any, ours: Any) -> tuple[float, float]:
+    """Median seconds of a step of each, one after the other in every round."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(args.rounds):
+        times[0].append(timed(theirs.step))
+        times[1].append(timed(ours.step))
+    return median(times[0]), median(times[1])
 
 
 def compare(case: str) -> dict[str, Any]:
@@ -114,21 +128,27 @@ def compare(case: str) -> dict[str, Any]:
     theirs = orders[best]
     orders.clear()
     ours.step()
-    times: dict[str, list[float]] = {"torch": [], "lbpar": []}
-    for _ in range(args.rounds):
-        times["torch"].append(timed(theirs.step))
-        times["lbpar"].append(timed(ours.step))
-    t, o = (ours.batch / median(times[k]) for k in ("torch", "lbpar"))
-    row = {"network": case, "batch": ours.batch, "torch": t, "order": best, "lbpar": o, "ratio": o / t}
+    return row(case, f"PyTorch {best}", "lbpar", ours.batch, *alternate(theirs, ours))
+
+
+def compare_types(case: str) -> dict[str, Any]:
+    plain, ours = Lbpar(case), Lbpar(case, args.dtype)
+    plain.step(), ours.step()
+    return row(case, "lbpar float32", f"lbpar {args.dtype}", ours.batch, *alternate(plain, ours))
+
+
+def row(case: str, a: str, b: str, batch: int, first: float, second: float) -> dict[str, Any]:
+    ratio = first / second
     print(
-        f"{case:14} batch {ours.batch:3}  torch {t:7.2f} ({best})  lbpar {o:7.2f} images/s  ratio {o / t:.2f}",
+        f"{case:14} batch {batch:3}  {a} {batch / first:7.2f}  {b} {batch / second:7.2f} images/s  ratio {ratio:.2f}",
         flush=True,
     )
-    return row
+    return {"network": case, "batch": batch, a: batch / first, b: batch / second, "ratio": ratio}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(args.threads)
-    rows = [compare(case) for case in args.names or CASES]
+    run = compare if args.dtype == "float32" else compare_types
+    rows = [run(case) for case in args.names or CASES]
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")

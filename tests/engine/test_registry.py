@@ -26,6 +26,29 @@ def test_unknown_name_offers_the_nearest():
         get_engine("zzz")
 
 
+def test_bfloat16_is_computed_or_refused(monkeypatch):
+    with pytest.raises(ConfigError, match=r"engine\.dtype: bfloat16 is not available on engine\.name: numpy"):
+        get_engine("numpy", "bfloat16")
+    with monkeypatch.context() as m:
+        m.setitem(sys.modules, "lbpar.engine.onednn", None)
+        with pytest.raises(EngineError):  # auto must not compute in another type than was asked for
+            get_engine("auto", "bfloat16")
+    onednn = pytest.importorskip("lbpar.engine.onednn")
+    try:
+        engine = get_engine("onednn", "bfloat16", 1)
+    except EngineError as error:
+        assert "engine.dtype: bfloat16" in str(error)
+        return
+    assert (engine.dtype, engine.compute) == (np.dtype("float32"), "bfloat16")
+
+    def refuse(*_: object) -> None:
+        raise onednn.Refused("no such kernel")
+
+    monkeypatch.setattr(onednn.conv, "Forward", refuse)
+    with pytest.raises(EngineError, match=r"engine\.dtype: bfloat16 needs a processor"):
+        get_engine("onednn", "bfloat16", 1)
+
+
 def test_auto_falls_back_and_says_so(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "lbpar.engine.onednn", None)  # as if it could not be imported
     with caplog.at_level(logging.WARNING):
