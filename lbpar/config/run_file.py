@@ -31,7 +31,10 @@ class RunConfig(Section):
     train: TrainConfig = Field(description="How to train.")
     parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes are arranged.")
     engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
-    machine: Text = Field(default="auto", description="`auto`, or a file written by `lbpar.calibrate`.")
+    machine: Text = Field(
+        default="auto",
+        description="`auto` (measured in a second), a machine by name (`lbpar plan --help` lists them), or a machine file.",
+    )
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
 
 
