@@ -34,7 +34,7 @@ from lbpar.train.together import together
 from lbpar.train.totals import Totals
 from lbpar.train.trace import Tracer
 from lbpar.train.worker import Mode, StepResult, Worker
-from lbpar.transport.base import Sent, Transport
+from lbpar.transport.base import Transport
 
 Array = Any
 OnStep = Callable[[StepResult, float], None]
@@ -165,7 +165,7 @@ class Trainer:
 
         ``on_step(result, lr)`` is called after each batch.
         """
-        began, sent_before = perf_counter(), self.transport.counter.by_kind()
+        began, sent_before = perf_counter(), self._sent()
         number, totals, lr = self.epoch + 1, Totals(), 0.0
         dataset = self._epoch_data()
         sizes = [len(b) for b in self.sampler.batches(self.epoch)]
@@ -232,14 +232,13 @@ class Trainer:
         raise TrainingError(f"step {self.step + 1}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
 
     def _finish_epoch(
-        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, Sent]
+        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int]
     ) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
         record |= {"lr": lr, "seconds": seconds, "images_per_s": totals.samples / seconds}
-        after = self.transport.counter.by_kind()
         steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}
-        for kind, sent in after.items():
-            steps.setdefault(kind, {})["bytes"] = sent.bytes - before.get(kind, Sent()).bytes
+        for kind, sent in self._sent().items():
+            steps.setdefault(kind, {})["bytes"] = sent - before.get(kind, 0)
         record["steps"] = steps
         due = number % self.config.train.evaluate.every_epochs == 0 or self.done
         if self.test is not None and due:
@@ -247,6 +246,15 @@ class Trainer:
         if self.early_stop is not None and self.early_stop.metric in record:
             self.early_stop.update(record)
         return record
+
+    def _sent(self) -> dict[str, int]:
+        """Bytes sent so far, per kind of step."""
+        kinds, out = self.worker.move_kinds(), dict[str, int]()
+        for (kind, tag), sent in self.transport.counter.items().items():
+            # Halos and other point-to-point moves are one operation for the transport, but time is kept for each.
+            kind = kinds.get(tag, kind) if kind == "exchange" else kind
+            out[kind] = out.get(kind, 0) + sent.bytes
+        return out
 
     def _epoch_data(self) -> Dataset:
         augment = self.config.data.augment

@@ -169,6 +169,11 @@ class Worker:
         held.append(executor.arrays.get(program.values.get(f"{node}:y", "")))
         return all(np.isfinite(self.engine.to_host(a)).all() for a in held if a is not None)
 
+    def move_kinds(self) -> dict[str, str]:
+        """Kind of each move of the training steps, by the buffer that it fills."""
+        executors = [e for (_, mode), e in self._executors.items() if mode != "evaluate"]
+        return {s.dst: s.move.kind for e in executors for s in e.program.moves}
+
     def spent(self) -> dict[str, float]:
         """Seconds per kind of step since the last call."""
         out: dict[str, float] = {}

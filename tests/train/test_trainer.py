@@ -62,6 +62,27 @@ def test_optimizers_clipping_and_smoothing_do_not_see_the_grid(options):
     assert_same(train(run_file([*changes, *MIXED]), 4), train(run_file(changes)))
 
 
+@pytest.mark.parametrize("plan", ["spatial 4", "mixed 6"])
+def test_seconds_and_bytes_are_told_of_the_same_kinds_of_step(plan):
+    procs, changes = PLANS[plan]
+    told = []
+
+    def job(trainer):
+        counter = trainer.transport.counter
+        before = counter.total().bytes
+        record = trainer.train_epoch()
+        told.append((record["steps"], counter.total().bytes - before))
+        return [record]
+
+    train(run_file([*changes, "data.test=null"]), procs, job)
+    assert len(told) == procs
+    for steps, sent in told:
+        assert "halo" in steps and "exchange" not in steps
+        assert all("seconds" in s for s in steps.values())
+        assert sum(s.get("bytes", 0) for s in steps.values()) == sent
+    assert sum(steps["halo"].get("bytes", 0) for steps, _ in told) > 0  # not every rank has a neighbour to send to
+
+
 def test_clipping_and_smoothing_matter(serial):
     for change in ("train.clip_norm=0.01", "train.label_smoothing=0.1", "train.seed=4", "train.no_decay=[]"):
         assert train(run_file([change, "train.epochs=1"])).records[0] != serial.records[0], change
