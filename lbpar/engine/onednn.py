@@ -511,9 +511,9 @@ class OneDnnEngine(NumpyEngine):
 
     def relu_backward(self, y: Array, dy: Array) -> Array:
         if self.native is not None and is_dense(y, dy):
-            dx = self._new(dy.shape)
-            self.native.relu_backward(y, dy, dx)
-            return dx
+            out = self._new(dy.shape)
+            self.native.relu_backward(y, dy, out)
+            return out
         dx = self._backward(cdef.RELU_FROM_DST, y, dy, 0.0)
         # oneDNN multiplies by 0 where relu is shut, which turns an infinite dy into NaN.
         return super().relu_backward(y, dy) if dx is None or np.isnan(dx.min()) else dx
