@@ -33,7 +33,8 @@ def check(cls: type[T], data: Any, source: str) -> T:
     """
     seen: dict[int, type[Section]] = {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: got {shorten(data)}, expected fields: {', '.join(cls.known_fields())}.")
+        given = "nothing" if data is None else shorten(data)
+        raise ConfigError(f"{source}: got {given}, expected fields: {', '.join(cls.known_fields())}.")
     try:
         return cls.model_validate(data, context=seen)
     except ValidationError as error:

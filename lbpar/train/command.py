@@ -105,7 +105,8 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
     out = Path(config.run.out)
     if trainer.done and resumed:
         if root:
-            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}.")
+            why = f" (early stop: {trainer.early_stop.reason})" if trainer.early_stop and trainer.stopped else ""
+            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}{why}.")
         return []
     state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
     begin = perf_counter()
@@ -122,6 +123,8 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
                 trainer.save(out / "checkpoints")
             if on_epoch is not None:
                 on_epoch(records[-1])
+    if root and trainer.early_stop is not None and trainer.stopped and trainer.epoch < config.train.epochs:
+        say(f"early stop after epoch {trainer.epoch}: {trainer.early_stop.reason}")
     if trainer.tracer is not None:
         trainer.tracer.write(out / "trace.json", trainer.transport)
     if root:

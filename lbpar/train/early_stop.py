@@ -47,6 +47,12 @@ class EarlyStop:
         """Whether training should end."""
         return self.waited >= self.patience
 
+    @property
+    def reason(self) -> str:
+        """Why, in words: ``test_accuracy no better than 0.91 in 3 evaluations``."""
+        best = "any number" if self.best is None else f"{self.best:.4g}"
+        return f"{self.metric} no better than {best} in {self.waited} evaluation{'s' if self.waited > 1 else ''}"
+
     def update(self, metrics: Mapping[str, Any]) -> bool:
         """Take the metrics of one evaluation; whether they are the best so far. NaN and infinity never are.
 

@@ -160,7 +160,7 @@ def test_all_mistakes_in_one_message() -> None:
     [
         ("model: {name: a}", "train: missing; it is required"),
         ("model: {name: a}\ntrain: {epochs: 2}", "train.batch: missing; it is required: Samples per step"),
-        ("", "got None, expected fields: model, data"),
+        ("", "got nothing, expected fields: model, data"),
         ("[1, 2]", "got [1, 2], expected fields: model"),
         ("model: {}\ntrain: {batch: 2}", "exactly one of name, onnx, python, layers"),
         ("model: resnet18\ntrain: {batch: 2}", "got 'resnet18', expected exactly one of"),

@@ -168,3 +168,12 @@ def test_a_directory_that_cannot_be_written(job, tmp_path, out):
     with pytest.raises(LbparError, match=f"run.out: {out} cannot be written.*choose another directory"):
         job(f"run.out={out}")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_early_stop_is_said(job, capsys):
+    stop = "train.early_stop={patience: 1, metric: loss, min_delta: 100}"
+    assert job("train.epochs=5", stop) == 0
+    text = capsys.readouterr().out
+    assert "early stop after epoch 2: loss no better than" in text and "in 1 evaluation\n" in text
+    assert job("train.epochs=5", stop, "--resume") == 0
+    assert "nothing left to train after epoch 2, step 6 (early stop: loss no better than" in capsys.readouterr().out
