@@ -76,9 +76,9 @@ class Verification:
 
 def check_numbers(procs: int | None, batch: int, random_plans: int) -> None:
     """Raise ConfigError for numbers with which nothing would be compared."""
-    for name, given, least in (("procs", procs, 1), ("batch", batch, 1), ("random plans", random_plans, 0)):
+    for name, given, least in (("procs", procs, 1), ("batch", batch, 1), ("number of random plans", random_plans, 0)):
         if given is not None and given < least:
-            raise ConfigError(f"verify: got {given} {name}, expected at least {least}.")
+            raise ConfigError(f"verify: {name}: got {given}, expected at least {least}.")
 
 
 def verify_plans(
