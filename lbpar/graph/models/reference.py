@@ -18,9 +18,7 @@ _INTRO = """\
 
 <!-- Made by `python -m lbpar.graph.models.reference > docs/networks.md`; change the builders in lbpar/graph/models, not this page. -->
 
-```yaml
-model: {name: resnet18, classes: 10, input: [32, 32, 3], width: 0.5, stem: cifar}
-```
+    model: {name: resnet18, classes: 10, input: [32, 32, 3], width: 0.5, stem: cifar}
 
 Names of layers and parameters are torchvision's where it has the network. All numbers below are for the defaults.
 
