@@ -57,17 +57,23 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
 }
 
 
-class Lbpar:
-    def __init__(self, case: str, dtype: str = "float32") -> None:
+class Described:
+    """The network of a case and random samples for it."""
+
+    def __init__(self, case: str) -> None:
         name, options, self.batch, loss = CASES[case]
         self.graph = build_model(name, **options).with_loss(LOSSES[loss]())
+        self.x, self.t = samples(self.graph, self.batch, np.random.default_rng(0))
+
+
+class Lbpar(Described):
+    def __init__(self, case: str, dtype: str = "float32") -> None:
+        super().__init__(case)
         engine = get_engine("onednn", dtype, args.threads)
         self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
         self.executor = self.worker.executor(self.batch)
         sgd = SGD(0.001, momentum=0.9)
         self.executor.on_update = lambda p, g: sgd.step(p, g, 0.001)
-        rng = np.random.default_rng(0)
-        self.x, self.t = samples(self.graph, self.batch, rng)
         feeds = self.executor.program.feeds
         self.feeds = {b: self.t if s == TARGET else self.x for b, s in feeds.items()}
 
@@ -76,7 +82,7 @@ class Lbpar:
 
 
 class Torch:
-    def __init__(self, ours: Lbpar, case: str, last: bool) -> None:
+    def __init__(self, ours: Described, case: str, last: bool) -> None:
         self.net = TorchNet(ours.graph)
         rank = len(ours.graph.shapes(1)["input"]) - 2
         self.memory = {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if last else torch.contiguous_format

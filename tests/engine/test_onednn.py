@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lbpar.engine import native
-from lbpar.engine._dnnl import library
+from lbpar.engine._dnnl import library, memory
 from lbpar.engine._dnnl.memory import SMALL as POOLED
 from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import LocalWindow
@@ -177,20 +177,50 @@ def test_output_memory_is_reused_only_when_unreferenced(engine):
     gc.collect()
     assert engine.empty(shape).ctypes.data == where
     engine.pool.release()
-    assert engine.pool.free_bytes() == 0
+    np.testing.assert_array_equal(b, 7)
 
 
-def test_pool_gives_near_sizes_the_same_block_and_keeps_to_its_limit():
-    pool = Pool(limit=10 << 20)
-    a = pool.empty((1 << 20,), np.float32)
-    where = a.ctypes.data
-    del a
-    b = pool.empty((1000, 1000), np.float32)
-    assert b.ctypes.data == where
-    del b
-    c = pool.empty((2 << 20,), np.float32)  # 8 MB: with the free 4 MB that would be 12
-    assert pool.held == c.nbytes
-    assert pool.free_bytes() == 0
+def test_pool_joins_what_comes_back():
+    pool = Pool()
+    mega = 1 << 20
+    a, b, c = (pool.empty((mega,), np.uint8) for _ in range(3))
+    held, where = pool.held, a.ctypes.data
+    del a, b
+    d = pool.empty((2 * mega,), np.uint8)  # neither piece holds it, both together do
+    assert d.ctypes.data == where and pool.held == held
+    del c, d
+    assert pool.free_bytes() == held
+    e = pool.empty((4 * mega,), np.uint8)  # the free end grows
+    assert e.ctypes.data == where and pool.held < 5 * mega
+
+
+def test_pool_takes_the_smallest_piece_that_fits_and_another_chunk_when_full(monkeypatch):
+    monkeypatch.setattr(memory, "CHUNK", 8 << 20)
+    pool = Pool()
+    mega = 1 << 20
+    a, _b, c, _d = (pool.empty((n * mega,), np.uint8) for n in (3, 1, 1, 1))
+    places = a.ctypes.data, c.ctypes.data
+    del a, c
+    assert pool.empty((mega,), np.uint8).ctypes.data == places[1]
+    big = pool.empty((20 * mega,), np.uint8)
+    big[...] = 1
+    assert pool.held > 24 * mega
+
+
+def test_pool_never_hands_out_memory_in_use(rng):
+    pool, alive, mark = Pool(), {}, 0
+    for _ in range(600):
+        if alive and rng.random() < 0.5:
+            key = int(rng.choice(list(alive)))
+            assert (alive.pop(key) == key % 251).all()
+        else:
+            mark += 1
+            alive[mark] = pool.empty((int(rng.integers(1 << 16, 1 << 18)),), np.uint8)
+            alive[mark][...] = mark % 251
+        if rng.random() < 0.05:
+            pool.release()
+    for key, a in alive.items():
+        assert (a == key % 251).all()
 
 
 def test_kernels_read_and_write_numpy_memory_in_place(engine, rng):
