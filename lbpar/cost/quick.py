@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from lbpar.config.machine_file import MachineFile, RateConfig
+from lbpar.config.machine_file import RateConfig
 from lbpar.cost.machine import Machine, find_machine
 
 #: Rows, columns, terms: from a tiny block to one at full speed.
@@ -64,8 +64,3 @@ def _best(call: object, repeats: int) -> float:
             count *= 2
         best = min(best, spent / count)
     return best
-
-
-def is_measured(machine: MachineFile) -> bool:
-    """Whether a machine's kernels were measured."""
-    return bool(machine.compute.table)

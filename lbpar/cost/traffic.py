@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 
@@ -229,8 +228,3 @@ def _sent(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[_Table, _Table]:
         totals.append(sum(sizes))
         counts.append(sum(v > 0 for v in sizes))
     return _table(fixed, np.array(totals)), _table(fixed, np.array(counts))
-
-
-def group_ways(move: Move) -> int:
-    """Processes of a move's sub-communicator."""
-    return prod(move.src.grid.sizes[a] for a in move.axes)

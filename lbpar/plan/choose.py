@@ -254,7 +254,7 @@ def too_small(limit: int, held: Memory) -> str:
     """Message: nothing fits; the smallest footprint and what dominates it."""
     name, size = next(iter(held.largest.items()))
     return (
-        f"memory: no plan fits in {human_bytes(limit)} per process. The smallest footprint found is {human_bytes(held.peak)} "
+        f"parallel.memory: no plan fits in {human_bytes(limit)} per process. The smallest footprint found is {human_bytes(held.peak)} "
         f"(weights {human_bytes(held.weights)}, optimizer {human_bytes(held.optimizer)}, activations "
         f"{human_bytes(held.activations + held.ghosts)}), reached at {held.where}; the largest array is {name}, {human_bytes(size)}. "
         "Use more processes, a smaller batch, or a larger limit."

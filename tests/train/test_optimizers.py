@@ -10,7 +10,6 @@ import pytest
 from lbpar.config import optimizers as config
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.train.optim import blocks
-from lbpar.train.optim.accumulate import GradientAccumulator
 from lbpar.train.optim.adam import Adam, AdamW
 from lbpar.train.optim.base import Optimizer
 from lbpar.train.optim.groups import Group, undecayed
@@ -308,27 +307,6 @@ def test_bad_blocks_are_refused():
         SGD(0.1).step({"w": np.zeros((3, 4)).T}, {"w": np.zeros((4, 3))})
     with pytest.raises(TrainingError, match="expected the parameter's shape"):
         SGD(0.1).step({"w": np.zeros((3, 4))}, {"w": np.zeros((4, 3))})
-
-
-def test_accumulation_equals_the_mean_and_starts_anew():
-    _, grads = problem()
-    accumulator = GradientAccumulator(3)
-    for start in (0, 3):
-        done = [accumulator.add(g) for g in grads[start : start + 3]]
-        assert done == [False, False, True]
-        for name, total in accumulator.take().items():
-            expected = sum(g[name] for g in grads[start : start + 3]) / 3
-            np.testing.assert_allclose(total, expected, rtol=1e-13, atol=1e-15)
-
-
-def test_accumulation_with_weights_and_changing_names():
-    accumulator = GradientAccumulator(2)
-    accumulator.add({"a": np.ones(2), "b": np.ones(2)}, weight=0.75)
-    accumulator.add({"a": np.ones(2) * 2}, weight=0.25)
-    np.testing.assert_allclose(accumulator.take()["a"], 1.25)
-    accumulator.add({"a": np.ones(2)})
-    accumulator.add({"a": np.ones(2), "c": np.ones(2)})
-    assert sorted(accumulator.take()) == ["a", "c"]
 
 
 def test_make_optimizer_reads_names_groups_and_defaults():
