@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from lbpar import kernel_source
 from lbpar.engine._dnnl.library import address_of
 from lbpar.engine.base import Array, Float64Array
+from lbpar.errors import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -263,10 +265,12 @@ def _compile(command: str, source: Path, target: Path) -> bool:
 
 
 def _source() -> Path | None:
-    """``rows.c``: beside the package in a checkout, inside it where installed."""
-    package = Path(__file__).parents[1]
-    places = (package / "kernels" / "rows.c", package.parent / "kernels" / "rows.c")
-    return next((p for p in places if p.exists()), None)
+    """``rows.c``, if this installation has it."""
+    try:
+        path = kernel_source.folder() / "rows.c"
+    except EngineError:
+        return None
+    return path if path.is_file() else None
 
 
 def _user_cache() -> Path:

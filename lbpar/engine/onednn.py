@@ -190,8 +190,12 @@ class OneDnnEngine(NumpyEngine):
             return None
         w_shape = (dy.shape[-1], *(dim.kernel for dim in win), x.shape[-1] // groups)
 
-        def build() -> tuple[conv.BackwardWeights, tuple[slice, ...] | None, tuple[int, ...]]:
+        def build() -> tuple[Any, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], dy.shape[1:-1])
+            rows = x.size // x.shape[-1]
+            single = geometry.pointwise and all(dim.kernel == 1 for dim in win) and groups == 1
+            if single and not bias and rows <= conv.FEW_ROWS and self._compute == cdef.F32:
+                return conv.PointwiseWeights(self._context, rows, x.shape[-1], dy.shape[-1]), None, w_shape
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
             plan = conv.BackwardWeights(
                 self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._compute

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lbpar.engine import native
-from lbpar.engine._dnnl import library, memory
+from lbpar.engine._dnnl import conv, library, memory
 from lbpar.engine._dnnl.memory import SMALL as POOLED
 from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import LocalWindow
@@ -381,6 +381,17 @@ def test_max_pool_of_nan_and_minus_infinity_is_left_to_the_reference(engine, rng
     want, _ = REFERENCE.max_pool_forward(x.astype(np.float64), win, (3, 3))
     np.testing.assert_array_equal(y, want)
     assert engine.max_pool_backward(np.ones_like(y), arg, win, (6, 6)).sum() == y.size
+
+
+@pytest.mark.parametrize(("kernel", "pad"), [(1, 0), (1, -1), (3, 0), (3, 1)])
+def test_weights_of_a_convolution_of_single_pixels(engine, rng, kernel, pad):
+    less = kernel - 1 - 2 * pad
+    x, dy = array(rng, 2, 9, 7, 24), array(rng, 2, 9 - less, 7 - less, 10)
+    win = (LocalWindow(kernel, pad=pad),) * 2
+    got = engine.conv_backward_weights(x, dy, win, 1)
+    close(got, REFERENCE.conv_backward_weights(*wide(x, dy), win, 1))
+    (plan, *_) = next(iter(engine._plans.values()))
+    assert isinstance(plan, conv.PointwiseWeights) == ((kernel, pad) == (1, 0))
 
 
 def test_conv_relu(engine, rng):
