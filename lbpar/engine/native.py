@@ -219,7 +219,13 @@ def native(threads: int) -> Native | None:
     if os.environ.get(SWITCH, "1") == "0":
         return None
     path = _library(os.environ.get(CACHE, ""), os.environ.get("CC", ""))
-    return None if path is None else Native(path, threads)
+    if path is None:
+        return None
+    try:
+        return Native(path, threads)
+    except (OSError, ImportError) as error:  # a folder from which nothing may be executed, say
+        log.info("native passes: %s cannot be loaded (%s)", path, error)
+        return None
 
 
 @lru_cache(maxsize=8)
@@ -274,7 +280,7 @@ def _source() -> Path | None:
 
 
 def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbpar"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lbpar"
 
 
 def _ours(folder: Path) -> bool:
