@@ -26,3 +26,8 @@ class EngineConfig(Section):
         default="float32", description="Type of activations and weights."
     )
     threads: Threads = Field(default="auto", description="Threads per process; auto shares the cores of a node.")
+    progress: Literal["auto", "test", "thread", "block"] = Field(
+        default="auto",
+        description="How messages progress while kernels run: tested after each kernel, by a thread, or only when started "
+        "and waited for; auto is test.",
+    )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from lbpar.engine.base import Engine
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
+from lbpar.train.background import Background
 from lbpar.train.kernels import Bound, Call, Context, bind
 from lbpar.train.trace import Tracer
 from lbpar.train.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
 
 Array = Any
+Progress = Literal["test", "thread", "block"]
 UpdateRule = Callable[[Mapping[str, Array], Mapping[str, Array]], None]
 
 
@@ -45,8 +48,8 @@ class Executor:
         Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
     tracer : Tracer, optional
         Gets every step's times.
-    poke : bool
-        Test the moves under way after each kernel, so that they progress meanwhile.
+    progress : {"test", "thread", "block"}
+        How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Executor:
         self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
         self.seconds: dict[str, float] = {}
         self.tracer: Tracer | None = None
-        self.poke = transport.size > 1
+        self.progress: Progress = "test" if transport.size > 1 else "block"
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
@@ -118,6 +121,10 @@ class Executor:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
+        with Background(self._transfers.poke) if self.progress == "thread" else nullcontext():
+            return self._run()
+
+    def _run(self) -> dict[str, Array]:
         if self.tracer is not None:
             for i in range(len(self._runs)):
                 self.execute(i)
@@ -173,7 +180,7 @@ class Executor:
             out = call(engine, self.context, *[arrays[b] for b in reads])
             for name, array in zip(writes, out):  # noqa: B905
                 arrays[name] = array
-            if self.poke:
+            if self.progress == "test":
                 poke()
 
         return run

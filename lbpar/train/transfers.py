@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,21 @@ from lbpar.transport.base import Request, Transport
 
 Array = Any
 Finish = Callable[[], Array]
+
+
+class _Guarded(Request):
+    """A request whose wait excludes tests of it by another thread."""
+
+    def __init__(self, request: Request, lock: Lock) -> None:
+        self._request, self._lock = request, lock
+
+    def wait(self) -> Any:
+        with self._lock:
+            return self._request.wait()
+
+    def test(self) -> bool:
+        with self._lock:
+            return self._request.test()
 
 
 class Transfers:
@@ -32,19 +48,25 @@ class Transfers:
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self.engine, self.transport, self.rank = engine, transport, transport.rank
         self._under_way: deque[Request] = deque()
+        self._lock = Lock()  # a request is waited for, or tested, by one thread at a time
 
     def poke(self) -> None:
-        """Let the oldest moves under way progress: an MPI library does so only inside its calls."""
-        while self._under_way and self._under_way[0].test():
-            self._under_way.popleft()
+        """Let the oldest moves under way progress: an MPI library does so only inside its calls. Any thread may call it."""
+        if self._under_way and self._lock.acquire(blocking=False):
+            try:
+                while self._under_way and self._under_way[0].test():
+                    self._under_way.popleft()
+            finally:
+                self._lock.release()
 
     def forget(self) -> None:
         """Drop what is known of moves under way; a step that was left early may have left some."""
-        self._under_way.clear()
+        with self._lock:
+            self._under_way.clear()
 
     def _watch(self, request: Request) -> Request:
         self._under_way.append(request)
-        return request
+        return _Guarded(request, self._lock)
 
     def start(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         """Start a move of ``array`` (this rank's block in ``move.src``); the result is its block in ``move.dst``.

@@ -14,7 +14,7 @@ from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.train.executor import Executor
+from lbpar.train.executor import Executor, Progress
 from lbpar.train.initial import initial_state
 from lbpar.train.kernels import Context
 from lbpar.transport.base import Transport
@@ -56,6 +56,8 @@ class Worker:
         Of the plan's grid.
     seed : int
         Fixes initial weights and dropout.
+    progress : {"test", "thread", "block"}
+        See `Executor`.
     weights : mapping of str to array, optional
         Initial values of whole parameters and running statistics, which replace drawn ones; let go once they are cut.
 
@@ -75,6 +77,7 @@ class Worker:
     state: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     weights: Mapping[str, Array] | None = None
+    progress: Progress = "test"
 
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}
@@ -92,7 +95,10 @@ class Worker:
                 rank, dtype = self.transport.rank, self.engine.dtype
                 self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights))
                 self.weights = None
-            self._executors[key] = Executor(program, self.engine, self.transport, self.state, self._held)
+            executor = Executor(program, self.engine, self.transport, self.state, self._held)
+            if self.transport.size > 1:
+                executor.progress = self.progress
+            self._executors[key] = executor
         return self._executors[key]
 
     def program(self, samples: int, mode: Mode = "reduce") -> Program:

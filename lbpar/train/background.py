@@ -1,0 +1,38 @@
+"""A thread that lets messages progress while kernels compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+PAUSE = 2e-4
+"""Seconds between looks: short against a message of a megabyte, long against what a look costs."""
+
+
+class Background:
+    """Calls ``look`` every now and then from a thread of its own, inside a ``with`` block.
+
+    Parameters
+    ----------
+    look : callable
+        Must allow calls from another thread; an MPI library must have been started for that (MPI_THREAD_MULTIPLE, which
+        mpi4py asks for).
+    """
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look, self._over = look, Event()
+        self._thread = Thread(target=self._run, name="lbpar progress", daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(PAUSE):
+            self._look()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
