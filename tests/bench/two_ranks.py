@@ -26,9 +26,9 @@ THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MK
 Job = dict[str, Any]
 
 
-def job(model: dict[str, Any], batch: int, ranks: int = 2, loss: str = "cross_entropy", **parallel: Any) -> Job:
+def job(model: dict[str, Any], batch: int, ranks: int = 2, progress: str = "auto", **parallel: Any) -> Job:
     """A training job of lbpar."""
-    return {"kind": "lbpar", "model": model, "batch": batch, "ranks": ranks, "loss": loss, "parallel": parallel}
+    return {"kind": "lbpar", "model": model, "batch": batch, "ranks": ranks, "progress": progress, "parallel": parallel}
 
 
 def ddp(model: dict[str, Any], batch: int) -> Job:
@@ -63,6 +63,11 @@ CASES: dict[str, dict[str, Job]] = {
         "lbpar, samples 2": job(LARGE, 16, strategy="data"),
         "lbpar, 1 rank": job(LARGE, 16, 1),
     },
+    "progress": {
+        "only in waits": job(SMALL, 64, progress="block", strategy="data"),
+        "tests between kernels": job(SMALL, 64, progress="test", strategy="data"),
+        "a thread": job(SMALL, 64, progress="thread", strategy="data"),
+    },
     "volume": {
         "1 rank": job(VOLUME, 1, 1),
         "depth 2": job(VOLUME, 1, strategy="spatial"),
@@ -91,7 +96,6 @@ def run_lbpar(spec: Job, steps: int) -> None:
     from lbpar.train.trainer import Trainer
     from lbpar.transport.launch import connect
 
-    classes = "cross_entropy"
     config = api.load_run(
         {
             "model": spec["model"],
@@ -99,11 +103,10 @@ def run_lbpar(spec: Job, steps: int) -> None:
             "train": {
                 "batch": spec["batch"],
                 "epochs": 2 + steps,
-                "loss": spec.get("loss", classes),
                 "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
             },
             "parallel": spec["parallel"],
-            "engine": {"name": "onednn", "threads": 1},
+            "engine": {"name": "onednn", "threads": 1, "progress": spec["progress"]},
             "run": {"progress": "none"},
         }
     )
