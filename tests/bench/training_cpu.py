@@ -55,6 +55,9 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "cosmoflow": ("cosmoflow", {"input": (64, 64, 64, 4)}, 4, "mse"),
     "resnet18-32": ("resnet18", {"input": (32, 32, 3), "classes": 10}, 64, "cross_entropy"),
 }
+RATE = 1e-6
+# So small that the network does not fit its few random samples: gradients that vanish become denormal numbers, which
+# processors multiply many times more slowly.
 
 
 class Described:
@@ -72,8 +75,8 @@ class Lbpar(Described):
         engine = get_engine("onednn", dtype, args.threads)
         self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
         self.executor = self.worker.executor(self.batch)
-        sgd = SGD(0.001, momentum=0.9)
-        self.executor.on_update = lambda p, g: sgd.step(p, g, 0.001)
+        sgd = SGD(RATE, momentum=0.9)
+        self.executor.on_update = lambda p, g: sgd.step(p, g, RATE)
         feeds = self.executor.program.feeds
         self.feeds = {b: self.t if s == TARGET else self.x for b, s in feeds.items()}
 
@@ -90,7 +93,7 @@ class Torch:
         self.x = torch.from_numpy(ours.x).movedim(-1, 1).contiguous(memory_format=self.memory)
         self.t = torch.from_numpy(ours.t)
         self.loss = functional.mse_loss if CASES[case][3] == "mse" else functional.cross_entropy
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.001, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), RATE, momentum=0.9)
 
     def step(self) -> float:
         self.optimizer.zero_grad(set_to_none=True)
