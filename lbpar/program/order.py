@@ -43,18 +43,23 @@ def _hoist_starts(steps: list[Step]) -> list[Step]:
 def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
     """Merge allreduces that only the update waits for, over the same axes, into messages of about ``limit`` bytes.
 
-    A message starts when the last of its arrays is ready. Sizes are judged by global extents, so that all ranks merge alike.
+    A message starts when the last of its arrays is ready; but if the backward pass waits for other communication (statistics of
+    norms over all ranks, halos), all start behind it: a few bytes that somebody waits for would queue behind megabytes that nobody
+    needs yet. Sizes are judged by global extents, so that all ranks merge alike.
     """
     if limit <= 0:
         return steps
     last = {b for s in steps if isinstance(s, Update) for b in s.grads}
+    awaited = any(isinstance(s, Start) and s.phase == "backward" and s.dst not in last and s.move.axes for s in steps)
     open_buckets: dict[tuple[object, ...], list[Start]] = {}
     out: list[Step] = []
+    held: list[Step] = []
 
     def close(key: tuple[object, ...]) -> None:
         starts = tuple(open_buckets.pop(key))
-        out.append(StartMany(starts, starts[0].phase) if len(starts) > 1 else starts[0])
-        out.extend(Wait(s.dst, s.phase) for s in starts)
+        to = held if awaited else out
+        to.append(StartMany(starts, starts[0].phase) if len(starts) > 1 else starts[0])
+        to.extend(Wait(s.dst, s.phase) for s in starts)
 
     waits_moved: set[str] = set()
     for step in steps:
@@ -70,6 +75,8 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
         if getattr(step, "phase", None) == "update":
             for left in list(open_buckets):
                 close(left)
+            out.extend(held)
+            held.clear()
         out.append(step)
     return out
 
