@@ -52,6 +52,10 @@ from lbpar.transport.watch import Watch
 LIMIT = 2**31 - 1
 """Most elements in one MPI call."""
 
+SUM_CHUNK = 1 << 20
+"""Most elements in one call of a long allreduce: its pieces then overlap. 44 MB of float32 took half the time on two ranks and two
+thirds on four (Open MPI 5, shared memory), against one call."""
+
 TAGS = 32768
 """MPI guarantees message tags 0 ... 32767."""
 
@@ -135,7 +139,10 @@ class MpiTransport(Transport):
         comm, group = self._group_comm(axes), self.group(axes)
         self._count("allreduce", tag, buf, sent_allreduce(buf.size, group.index(self.rank), len(group)))
         with self._errors(what):
-            requests = [comm.Iallreduce(self._mpi.IN_PLACE, part, self._op(op)) for part in _chunks(buf, self._limit)]
+            requests = [
+                comm.Iallreduce(self._mpi.IN_PLACE, part, self._op(op))
+                for part in _chunks(buf, min(self._limit, SUM_CHUNK))
+            ]
         return _MpiRequest(self, what, requests, buf)
 
     def reduce_scatter(
