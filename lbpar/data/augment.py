@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.config.data import Augment
-from lbpar.data.box import Box, Run, check_box, indices, whole
+from lbpar.data.box import Run, check_box
 from lbpar.data.counter import bits, integers, make_key
 from lbpar.data.dataset import Dataset
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box, indices, whole
 
 Array = NDArray[Any]
 _FLIP, _SHIFT = 4, 5

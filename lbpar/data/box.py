@@ -1,4 +1,4 @@
-"""Boxes: which part of each sample a rank reads, as runs of indices per dimension."""
+"""What reading adds to boxes (`lbpar.layout.runs`): a check against a sample's shape, and plain slices."""
 
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box
 
 Run: TypeAlias = tuple[int, int]
-Box: TypeAlias = tuple[tuple[Run, ...], ...]
-"""Per dimension of a sample, without the batch: increasing, disjoint runs (lo, hi), hi excluded; () selects nothing."""
-
-
-def whole(shape: Sequence[int]) -> Box:
-    """Return the box of everything."""
-    return tuple(((0, e),) for e in shape)
-
-
-def box_shape(box: Box) -> tuple[int, ...]:
-    """Return the shape of what a box selects."""
-    return tuple(sum(hi - lo for lo, hi in runs) for runs in box)
 
 
 def check_box(box: Box, shape: Sequence[int], where: str) -> None:
@@ -42,11 +31,6 @@ def check_box(box: Box, shape: Sequence[int], where: str) -> None:
         ends = [e for run in runs for e in run]
         if any(a > b for a, b in pairwise([0, *ends, extent])):
             raise DataError(f"{where}: got runs {runs} in dimension {d}, expected increasing runs inside 0..{extent}.")
-
-
-def indices(runs: Sequence[Run]) -> NDArray[np.int64]:
-    """Return the indices that runs select, in order."""
-    return np.concatenate([np.arange(lo, hi, dtype=np.int64) for lo, hi in runs] or [np.empty(0, np.int64)])
 
 
 def to_runs(sorted_indices: NDArray[np.int64]) -> list[Run]:

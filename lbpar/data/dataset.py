@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.data import DataConfig
-from lbpar.data.box import Box
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box
 
 Array = NDArray[Any]
 

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.report import nearest
-from lbpar.data.box import Box, box_shape, check_box, indices, pieces, to_runs, whole
+from lbpar.data.box import check_box, pieces, to_runs
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box, box_shape, indices, whole
 
 Array = NDArray[Any]
 _SCAN = 1 << 22  # labels read at a time when all are checked

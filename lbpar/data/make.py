@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lbpar.data.box import whole
 from lbpar.data.synthetic import SyntheticDataset
 from lbpar.data.writer import Split, new_file, write
 from lbpar.errors import DataError
+from lbpar.layout.runs import whole
 
 
 def make_digits(path: str | Path, size: int = 8, gzip: bool = False) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lbpar.data.box import Box, box_shape, check_box, indices, whole
+from lbpar.data.box import check_box
 from lbpar.data.counter import integers, make_key, uniform
+from lbpar.layout.runs import Box, box_shape, indices, whole
 
 Array = NDArray[Any]
 _SAMPLES, _TARGETS = 1, 2

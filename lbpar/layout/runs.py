@@ -101,6 +101,11 @@ def indices(runs: Runs) -> np.ndarray:
     return np.concatenate([np.arange(lo, hi, dtype=np.int64) for lo, hi in runs])
 
 
+def whole(shape: Sequence[int]) -> Box:
+    """The box of a whole tensor."""
+    return tuple(((0, n),) for n in shape)
+
+
 def box_size(box: Box) -> int:
     """Number of elements of a box."""
     n = 1

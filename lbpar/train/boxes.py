@@ -10,11 +10,6 @@ from lbpar.layout.runs import Box, Runs, length
 Slices = tuple[slice, ...]
 
 
-def whole(shape: Sequence[int]) -> Box:
-    """The box of a whole tensor."""
-    return tuple(((0, n),) for n in shape)
-
-
 def box_fits(box: Box, shape: Sequence[int]) -> bool:
     """Whether a box is well-formed and lies inside a tensor of that shape."""
     if len(box) != len(shape):

@@ -7,9 +7,9 @@ import pytest
 
 from lbpar.config.data import Augment
 from lbpar.data.augment import AugmentedDataset
-from lbpar.data.box import Box, box_shape, indices
 from lbpar.data.synthetic import SyntheticDataset
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box, box_shape, indices
 
 
 def oracle(data: AugmentedDataset, original: np.ndarray, n: int) -> np.ndarray:

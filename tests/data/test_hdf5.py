@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from lbpar.config.data import DataConfig
-from lbpar.data.box import Box, box_shape, indices
 from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.writer import Split, new_file, write
 from lbpar.errors import DataError
+from lbpar.layout.runs import Box, box_shape, indices
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((11, 5, 6, 7, 3)).astype(np.float32)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lbpar.config.data import DataConfig
-from lbpar.data.box import box_shape
 from lbpar.data.counter import bits, integers, make_key, uniform
 from lbpar.data.dataset import open_dataset
 from lbpar.data.synthetic import SyntheticDataset
 from lbpar.errors import DataError
+from lbpar.layout.runs import box_shape
 
 
 def _splitmix(state: int, n: int) -> list[int]:

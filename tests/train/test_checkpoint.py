@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbpar.errors import CheckpointError
-from lbpar.layout.runs import box_shape
+from lbpar.layout.runs import box_shape, whole
 from lbpar.train import checkpoint
-from lbpar.train.boxes import box_fits, slabs, whole
+from lbpar.train.boxes import box_fits, slabs
 from lbpar.train.checkpoint import checkpoint_path, latest, list_checkpoints, open_checkpoint, prune, write_checkpoint
 
 h5py = pytest.importorskip("h5py")
