@@ -169,6 +169,11 @@ class Layout:
         """Whether blocks may overlap or leave gaps, because of a window."""
         return any(d.window is not None for d in self.dims)
 
+    def owns(self, rank: int) -> bool:
+        """Whether a rank is the first of those that hold its block; it speaks for the replicas."""
+        coords = self.grid.coords(rank)
+        return all(coords[a] == 0 for a in self.grid.axes if a not in self.shard_axes)
+
     def placement(self, axis: int) -> str:
         """``S(dim)``, ``R`` or ``P`` along one grid axis."""
         for i, d in enumerate(self.dims):

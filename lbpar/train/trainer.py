@@ -26,14 +26,14 @@ from lbpar.train.early_stop import EarlyStop
 from lbpar.train.feeds import read_feeds
 from lbpar.train.kernels import Context
 from lbpar.train.optim.make import make_optimizer
-from lbpar.train.optim.norms import ReducedNorms, clip_by_global_norm
+from lbpar.train.optim.norms import clip_by_global_norm
 from lbpar.train.saving import load, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset, build_engine
 from lbpar.train.together import together
 from lbpar.train.totals import Totals
 from lbpar.train.trace import Tracer
-from lbpar.train.worker import Mode, StepResult, Worker
+from lbpar.train.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.transport.base import Transport
 
 Array = Any
@@ -121,7 +121,7 @@ class Trainer:
         if stop is not None:
             self._check_metric(stop.metric)
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
-        self.norms = ReducedNorms(self._sum, [n for n in kinds if self.worker.owns(n)])
+        self.norms = norms_over_ranks(self.worker.layouts, self.transport)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
 
     def _check_metric(self, metric: str) -> None:
@@ -262,9 +262,6 @@ class Trainer:
         if not augment.flip and not augment.crop_pad:
             return self.dataset
         return AugmentedDataset(self.dataset, augment, self.config.train.seed, self.epoch)
-
-    def _sum(self, values: np.ndarray) -> np.ndarray:
-        return self.transport.allreduce(values, self.plan.grid.axes, "sum", "norms").wait()
 
     # Evaluation.
 

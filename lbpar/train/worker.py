@@ -17,6 +17,7 @@ from lbpar.program.steps import Program
 from lbpar.train.executor import Executor, Progress
 from lbpar.train.initial import initial_state
 from lbpar.train.kernels import Context
+from lbpar.train.optim.norms import ReducedNorms
 from lbpar.transport.base import Transport
 
 Array = Any
@@ -39,6 +40,12 @@ class StepResult:
 BUCKET_BYTES = 4 << 20
 """Gradients are summed over ranks in messages of about this size: large enough that latency does not matter, small enough
 that the first leave while the backward pass still computes."""
+
+
+def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport) -> ReducedNorms:
+    """Norms of whole parameters, of which each rank holds the block that its layout says. Collective over all ranks when used."""
+    owned = [name for name, layout in layouts.items() if layout.owns(transport.rank)]
+    return ReducedNorms(lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait(), owned)
 
 
 @dataclass
@@ -141,12 +148,6 @@ class Worker:
         if hits is None:
             return StepResult(loss, samples, positions)
         return StepResult(loss, samples, positions, float(hits[0]), float(hits[1]))
-
-    def owns(self, name: str) -> bool:
-        """Whether this rank is the one that speaks for its block of a parameter (replicas hold it too)."""
-        coords = self.plan.grid.coords(self.transport.rank)
-        sharded = self.layouts[name].shard_axes
-        return all(coords[a] == 0 for a in self.plan.grid.axes if a not in sharded)
 
     def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
         """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.

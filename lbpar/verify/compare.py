@@ -26,8 +26,9 @@ from lbpar.train.executor import Executor, run_lockstep
 from lbpar.train.initial import flat_index, initial_state
 from lbpar.train.kernels import Context
 from lbpar.train.optim.base import Optimizer
-from lbpar.train.optim.norms import LocalNorms, ReducedNorms
+from lbpar.train.optim.norms import LocalNorms
 from lbpar.train.summary import itemsize
+from lbpar.train.worker import norms_over_ranks
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
@@ -166,7 +167,10 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
     world = VirtualWorld(plan.grid, strict=False)
     program = reference.program(plan)
     ranks = range(plan.grid.size)
-    executors = [reference.executor(program, world.transport(r), _norms(program, world.transport(r))) for r in ranks]
+    executors = [
+        reference.executor(program, world.transport(r), norms_over_ranks(program.params, world.transport(r)))
+        for r in ranks
+    ]
     # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
     # the lockstep run. No later step reads a weight.
     updates = [_put_off(e) for e in executors]
@@ -181,7 +185,7 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity:
     """Compare on this job's ranks. Collective over all of them; every rank returns the same."""
     program = reference.program(plan)
-    executor = reference.executor(program, transport, _norms(program, transport))
+    executor = reference.executor(program, transport, norms_over_ranks(program.params, transport))
     transport.counter.reset()
     executor.run(reference.feeds(program, transport.rank))
     mine = {t: s.bytes for t, s in transport.counter.by_tag().items()}
@@ -189,11 +193,6 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity
     parity = Parity(*_bytes(program, reference.engine.dtype, counted))
     parity.tensors = relative(transport.allgather_obj(reference.differences(executor)))
     return parity
-
-
-def _norms(program: Program, transport: Transport) -> ReducedNorms:
-    axes = program.plan.grid.axes
-    return ReducedNorms(lambda v: transport.allreduce(v, axes, "sum", "norms").wait(), _owned(program, transport.rank))
 
 
 def _put_off(executor: Executor) -> Callable[[], None]:
@@ -207,16 +206,6 @@ def _put_off(executor: Executor) -> Callable[[], None]:
             update(params, grads)
 
     return catch_up
-
-
-def _owned(program: Program, rank: int) -> list[str]:
-    grid = program.plan.grid
-    coords = grid.coords(rank)
-    return [
-        p
-        for p, layout in program.params.items()
-        if all(coords[a] == 0 for a in grid.axes if a not in layout.shard_axes)
-    ]
 
 
 def _bytes(
