@@ -23,7 +23,7 @@ from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_graph
-from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss, make_loss
 from lbpar.plan.candidates import MOST_AXES
 from lbpar.plan.choose import Choice, Settings, choose_plan
 from lbpar.plan.explain import explain
@@ -229,7 +229,7 @@ def _model_text(section: NamedModel | PythonModel | OnnxModel | InlineModel) -> 
 def _loss(args: argparse.Namespace, config: RunConfig | None) -> Loss:
     kind = args.loss or (config.train.loss if config else CrossEntropy.kind)
     smoothing = config.train.label_smoothing if config else 0.0
-    return CrossEntropy(smoothing) if kind == CrossEntropy.kind else LOSSES[kind]()
+    return make_loss(kind, smoothing)
 
 
 def _pase(args: argparse.Namespace) -> int:

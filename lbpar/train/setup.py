@@ -13,7 +13,7 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.load import load_graph
-from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss
+from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import plan_run
 from lbpar.program.plan import Plan
@@ -25,16 +25,16 @@ from lbpar.transport.launch import connect
 
 def build_graph(config: RunConfig) -> Graph:
     """The network of a run file, followed by its loss."""
-    return load_graph(config.model).with_loss(make_loss(config.train))
+    return load_graph(config.model).with_loss(build_loss(config.train))
 
 
-def make_loss(train: TrainConfig) -> Loss:
+def build_loss(train: TrainConfig) -> Loss:
     """The loss of a run file."""
     if train.label_smoothing and train.loss != CrossEntropy.kind:
         raise ConfigError(
             f"train.label_smoothing: got {train.label_smoothing} with loss {train.loss}; it needs cross_entropy."
         )
-    return CrossEntropy(train.label_smoothing) if train.loss == CrossEntropy.kind else LOSSES[train.loss]()
+    return make_loss(train.loss, train.label_smoothing)
 
 
 def check_procs(config: RunConfig, procs: int) -> None:

@@ -171,3 +171,8 @@ class Bce(_Elementwise):
 
 
 LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, Bce)}
+
+
+def make_loss(kind: str, smoothing: float = 0.0) -> Loss:
+    """A loss by name (a key of `LOSSES`); label smoothing counts for the cross-entropy only."""
+    return CrossEntropy(smoothing) if kind == CrossEntropy.kind else LOSSES[kind]()
