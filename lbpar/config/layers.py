@@ -20,6 +20,9 @@ from lbpar.config.section import (
     Text,
 )
 
+NormStats = Literal["global", "sample", "local"]
+"""Over which processes a norm's training statistics are merged: all, those that share the same samples, or none."""
+
 
 def _sources(value: Any) -> tuple[str, ...] | None:
     if value is None:
@@ -112,9 +115,10 @@ class Norm(Layer):
     eps: Positive = Field(default=1e-5, description="Added to the variance.")
     momentum: Fraction = Field(default=0.1, description="Weight of the new value in the running statistics.")
     affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
-    stats: Literal["global", "sample", "local"] = Field(
+    stats: NormStats = Field(
         default="global",
-        description="Which processes merge their statistics: all, those that share the same samples, or none.",
+        description="Which processes merge their training statistics: all, those that share the same samples, or none; "
+        "see `parallel.norm`, which says it for all norms.",
     )
 
 

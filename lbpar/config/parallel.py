@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from lbpar.config.layers import NormStats
 from lbpar.config.report import nearest
 from lbpar.config.section import Bytes, Count, Custom, Section, is_int
 
@@ -45,6 +46,14 @@ class ParallelConfig(Section):
     procs: Count | None = Field(default=None, description="Processes to plan for; default: as many as were started.")
     layers: dict[str, dict[Loop, Ways]] = Field(
         default={}, description="Exceptions per layer: loop → ways (or list of grid axes). Loops: N C F D H W G."
+    )
+    norm: NormStats | None = Field(
+        default=None,
+        description="Over which processes every norm of the network merges its training statistics. `global`: all, so that "
+        "the result does not depend on the grid (PyTorch's SyncBatchNorm). `sample`: those that share the same samples, that "
+        "is over space only. `local`: none; each process uses its own part of the batch (PyTorch's DistributedDataParallel). "
+        "With `sample` and `local` the result depends on the grid. Running statistics, with which a network is evaluated, "
+        "always merge all processes. Default: as the network says, which is `global` unless a layer has other `stats`.",
     )
 
     @property

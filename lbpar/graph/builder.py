@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Literal
 
+from lbpar.config.layers import NormStats
 from lbpar.errors import GraphError
 from lbpar.graph.arguments import Ints, Pads, choice, each, known, names, number, pads, whole
 from lbpar.graph.graph import Graph, Node
@@ -184,7 +185,7 @@ class GraphBuilder:
         eps: float = 1e-5,
         momentum: float = 0.1,
         affine: bool = True,
-        stats: Literal["global", "sample", "local"] = "global",
+        stats: NormStats = "global",
         name: str | None = None,
     ) -> str:
         """Batch normalisation."""

@@ -6,29 +6,38 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lbpar.config.layers import NormStats
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.graph.graph import Graph
 from lbpar.graph.inline import inline_graph
 from lbpar.graph.models.registry import build_model
+from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.graph.onnx_import import import_onnx
 from lbpar.graph.python_model import python_graph
 
 
-def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Graph:
+def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel, norm: NormStats | None = None) -> Graph:
     """Build the network that a run file describes, in whichever of the four ways.
 
     Parameters
     ----------
     model : NamedModel, PythonModel, OnnxModel or InlineModel
         The ``model`` section.
+    norm : {"global", "sample", "local"}, optional
+        ``parallel.norm``: the statistics of every norm; default: as the network says.
 
     Raises
     ------
     ConfigError
-        Unknown name or option, a Python function that cannot be found, or a package that is missing.
+        Unknown name or option, a Python function that cannot be found, a package that is missing, or a choice of
+        statistics for a network without norms.
     GraphError
         A network that is ill-formed or does not fit its input, or an ONNX file that cannot be imported.
     """
+    return with_norm_stats(_build(model), norm)
+
+
+def _build(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Graph:
     match model:
         case NamedModel():
             return build_model(model.name, **model.options)

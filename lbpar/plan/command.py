@@ -192,7 +192,7 @@ def _job(args: argparse.Namespace) -> Job:
             f"--strategy: got {strategy!r}, {nearest(strategy, NAMES)}expected one of {', '.join(NAMES)}, or a plan file."
         )
     return Job(
-        load_graph(section).with_loss(_loss(args, config)),
+        load_graph(section, config.parallel.norm if config else None).with_loss(_loss(args, config)),
         _model_text(section),
         batch,
         procs,

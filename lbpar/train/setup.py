@@ -24,8 +24,8 @@ from lbpar.transport.launch import connect
 
 
 def build_graph(config: RunConfig) -> Graph:
-    """The network of a run file, followed by its loss."""
-    return load_graph(config.model).with_loss(build_loss(config.train))
+    """The network of a run file, with the norm statistics of ``parallel.norm``, followed by its loss."""
+    return load_graph(config.model, config.parallel.norm).with_loss(build_loss(config.train))
 
 
 def build_loss(train: TrainConfig) -> Loss:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from lbpar.config.layers import NormStats
 from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, plain, spatial_letters, tensor_loops
 from lbpar.graph.op import Op
 
@@ -32,7 +33,7 @@ class Norm(Op):
     eps: float = 1e-5
     momentum: float = 0.1
     affine: bool = True
-    stats: Literal["global", "sample", "local"] = "global"
+    stats: NormStats = "global"
     kind: ClassVar[str] = "norm"
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
