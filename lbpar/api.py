@@ -27,6 +27,7 @@ from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.data.dataset import Dataset
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
+from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
@@ -100,7 +101,7 @@ def make_plan(
     PlanError
         A layer or loop does not exist, ways do not fit the processes, or the plan file is for something else.
     """
-    graph = graph or build_graph(config)
+    graph = _network(config, graph)
     procs = procs or config.parallel.procs or 1
     if plan_file is not None:
         parallel = config.parallel.model_copy(update={"strategy": str(plan_file), "layers": {}})
@@ -187,7 +188,7 @@ def verify(
     The relative difference of a tensor is its largest absolute difference over its largest absolute value; tensors that
     are a thousand times smaller than the largest of their kind are judged on that scale.
     """
-    graph = graph or build_graph(config)
+    graph = _network(config, graph)
     batch = config.train.batch if batch is None else batch
     check_numbers(procs, batch, random_plans)
     transport = connect()
@@ -345,6 +346,11 @@ def evaluate(
     return result
 
 
+def _network(config: RunConfig, graph: Graph | None) -> Graph:
+    """The network of the run file, or the one that was given; ``parallel.norm`` holds for both."""
+    return build_graph(config) if graph is None else with_norm_stats(graph, config.parallel.norm)
+
+
 def _trainer(
     config: RunConfig,
     graph: Graph | None,
@@ -354,7 +360,7 @@ def _trainer(
     resume: bool = False,
 ) -> tuple[Trainer, bool, bool]:
     """A trainer, whether it goes on from a checkpoint, and whether its transport was made here."""
-    graph = graph or build_graph(config)
+    graph = _network(config, graph)
     own = transport is None
     transport = connect() if transport is None else transport
     check_procs(config, transport.size)
