@@ -4,7 +4,8 @@
 
 Each case lists jobs; a round runs every job once, each in processes of its own, in turn. A job's figure is the median of its
 rounds' median step times. PyTorch runs DistributedDataParallel over gloo in its channels-last order, with the same network, batch
-per process, optimizer and one thread per process.
+per process, optimizer and one thread per process. Its batch norm uses each process' own samples, which is lbpar's `norm: local`.
+`predicted` is the step time of lbpar's own cost model for the same plan, and the ratio that follows from it.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ CASES: dict[str, dict[str, Job]] = {
     "ddp-resnet18-32": {
         "DDP, 2 × 1 thread": ddp(SMALL, 64),
         "lbpar, samples 2": job(SMALL, 64, strategy="data"),
+        "lbpar, samples 2, local norms": job(SMALL, 64, strategy="data", norm="local"),
         "lbpar, 1 rank": job(SMALL, 64, 1),
     },
     "ddp-resnet50-224": {
         "DDP, 2 × 1 thread": ddp(LARGE, 16),
         "lbpar, samples 2": job(LARGE, 16, strategy="data"),
+        "lbpar, samples 2, local norms": job(LARGE, 16, strategy="data", norm="local"),
         "lbpar, 1 rank": job(LARGE, 16, 1),
     },
     "progress": {
@@ -90,7 +93,7 @@ CASES: dict[str, dict[str, Job]] = {
 
 
 def run_lbpar(spec: Job, steps: int) -> None:
-    """One process of an lbpar job: prints the median step time on rank 0."""
+    """One process of an lbpar job: rank 0 prints the median step time and the predicted one."""
     from lbpar import api
     from lbpar.train.setup import build_graph, build_plan
     from lbpar.train.trainer import Trainer
@@ -112,16 +115,31 @@ def run_lbpar(spec: Job, steps: int) -> None:
     )
     transport = connect()
     graph = build_graph(config)
-    trainer = Trainer(config, graph, build_plan(config, graph, transport.size), transport)
+    plan = build_plan(config, graph, transport.size)
+    trainer = Trainer(config, graph, plan, transport)
     times = []
     for _ in range(2 + steps):
         transport.barrier()
         start = time.perf_counter()
         trainer.train_epoch()  # one step: as many samples as the batch
         times.append(time.perf_counter() - start)
+    predicted = predicted_seconds(config, graph, plan, transport)
     if transport.rank == 0:
-        print(f"STEP {median(times[2:])}", flush=True)
+        print(f"STEP {median(times[2:])} PREDICTED {predicted}", flush=True)
     transport.close()
+
+
+def predicted_seconds(config: Any, graph: Any, plan: Any, transport: Any) -> float | None:
+    """Seconds of a step as lbpar's cost model prices the plan, on rank 0; None on the others. Called by all ranks."""
+    from lbpar.cost.machine import find_machine
+    from lbpar.plan.choose import Settings
+    from lbpar.plan.resolve import optimizer_name
+
+    machine = find_machine(config.machine) if transport.rank == 0 else None
+    if transport.rank:
+        return None
+    optimizer = optimizer_name(config.train.optimizer)
+    return Settings(graph, config.train.batch, machine, config.engine.dtype, optimizer).outcome("given", plan).seconds
 
 
 def run_torch(spec: Job, steps: int) -> None:
@@ -160,8 +178,8 @@ def run_torch(spec: Job, steps: int) -> None:
     dist.destroy_process_group()
 
 
-def launch(spec: Job, steps: int) -> float:
-    """Run one job; its median step time in seconds."""
+def launch(spec: Job, steps: int) -> tuple[float, float | None]:
+    """Run one job; its median step time in seconds, and the predicted one if it is lbpar's."""
     me = [sys.executable, str(Path(__file__)), "--steps", str(steps), "--job", json.dumps(spec)]
     env = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT), "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -182,7 +200,30 @@ def launch(spec: Job, steps: int) -> float:
             for r in range(spec["ranks"])
         ]
         text = "".join(p.communicate()[0] for p in ranks)
-    return float(text.split("STEP ")[1].split()[0])
+    return _after(text, "STEP "), _after(text, "PREDICTED ") if spec["kind"] == "lbpar" else None
+
+
+def _after(text: str, word: str) -> float:
+    return float(text.split(word)[1].split()[0])
+
+
+def report(case: str, jobs: dict[str, list[tuple[float, float | None]]]) -> list[dict[str, Any]]:
+    """A row per job, printed, too: median seconds, times as fast as the first job, and both as predicted."""
+    rows: list[dict[str, Any]] = []
+    for name, runs in jobs.items():
+        seconds, said = median(t for t, _ in runs), [p for _, p in runs if p is not None]
+        row = {"case": case, "job": name, "seconds": seconds, "predicted": median(said) if said else None}
+        first = rows[0] if rows else row
+        row["speed"] = first["seconds"] / seconds
+        row["predicted_speed"] = first["predicted"] / row["predicted"] if said and first["predicted"] else None
+        rows.append(row)
+        text = f"{case:18} {name:30} {seconds:9.4f} s/step {row['speed']:5.2f} ×"
+        if said:
+            text += f"   predicted {row['predicted']:9.4f} s/step"
+        if row["predicted_speed"]:
+            text += f" {row['predicted_speed']:5.2f} ×"
+        print(text, flush=True)
+    return rows
 
 
 def main() -> None:
@@ -196,16 +237,13 @@ def main() -> None:
     if args.job:
         spec = json.loads(args.job)
         return (run_torch if spec["kind"] == "torch" else run_lbpar)(spec, args.steps)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in args.cases or CASES:
-        times: dict[str, list[float]] = {name: [] for name in CASES[case]}
+        times: dict[str, list[tuple[float, float | None]]] = {name: [] for name in CASES[case]}
         for _ in range(args.rounds):
             for name, spec in CASES[case].items():
                 times[name].append(launch(spec, args.steps))
-        first = median(next(iter(times.values())))
-        for name, t in times.items():
-            rows.append({"case": case, "job": name, "seconds": median(t), "speed": first / median(t)})
-            print(f"{case:18} {name:20} {median(t):9.4f} s/step  {first / median(t):5.2f} ×", flush=True)
+        rows += report(case, times)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
 
