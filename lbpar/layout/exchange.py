@@ -99,12 +99,22 @@ def volume(move: Move, rank: int) -> Volume:
         return Volume()
     if move.kind == "allreduce":
         members = move.src.grid.group(move.axes, rank)
-        p, n = len(members), box_size(move.src.box(rank))
-        lo, hi = block(0, n, p, members.index(rank))
-        return Volume(2 * (p - 1), (n - (hi - lo)) + (p - 1) * (hi - lo)) if p > 1 else Volume()
+        return allreduce_volume(box_size(move.src.box(rank)), len(members), members.index(rank))
     plan = exchange(move, rank)
     if move.kind == "allgather":  # everyone receives all of this rank's block
         others = len(plan.members) - 1
         own = box_size(move.src.box(rank))
         return Volume(others if own else 0, own * others)
     return Volume(len(plan.sends), sum(p.size for p in plan.sends))
+
+
+def allreduce_volume(elements: int, members: int, member: int = 0) -> Volume:
+    """What one of ``members`` sends in an allreduce of so many elements, be they one array or several in one message.
+
+    The first member has the largest piece and sends most.
+    """
+    if members == 1:
+        return Volume()
+    lo, hi = block(0, elements, members, member)
+    own, others = hi - lo, members - 1
+    return Volume(2 * others, (elements - own) + others * own)

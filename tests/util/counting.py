@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.layout.exchange import Volume, volume
+from lbpar.layout.exchange import Volume, allreduce_volume, volume
 from lbpar.layout.runs import box_size
 from lbpar.program.steps import Start, StartMany
 from lbpar.transport.base import Sent
@@ -37,8 +37,6 @@ def assert_counted(run: Run, steps: int = 1, dtype: Any = np.float64) -> None:
 
 def _merged(step: StartMany, rank: int) -> Volume:
     """An allreduce of all the arrays as one."""
-    n = sum(box_size(s.move.src.box(rank)) for s in step.starts)
+    elements = sum(box_size(s.move.src.box(rank)) for s in step.starts)
     group = step.starts[0].move.src.grid.group(step.starts[0].move.axes, rank)
-    p, i = len(group), group.index(rank)
-    own = n // p + (i < n % p)
-    return Volume(2 * (p - 1), n - own + (p - 1) * own) if p > 1 else Volume()
+    return allreduce_volume(elements, len(group), group.index(rank))
