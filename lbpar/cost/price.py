@@ -13,6 +13,7 @@ from math import prod
 from lbpar.cost.kernels import flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.traffic import longest, traffic
+from lbpar.layout.exchange import allreduce_volume
 from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
@@ -164,9 +165,8 @@ def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> St
     grid, item = first.src.grid, item_bytes(program.buffers[step.starts[0].src].dtype, dtype)
     p = grid.ways(first.axes)
     n = sum(layout_size(s.move.src) for s in step.starts)
-    piece = -(-n // p)  # the members with the largest piece send most
-    sent = ((n - piece) + (p - 1) * piece) * item
-    messages = 2 * (p - 1)
+    most = allreduce_volume(n, p)
+    sent, messages = most.elements * item, most.messages
     seconds = float(machine.move_seconds("allreduce", machine.parts(grid, first.axes), float(sent), float(messages)))
     seconds += machine.copy_seconds(2 * n * item)  # into the message and out of it
     node = step.starts[0].node
