@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -84,6 +85,13 @@ class Engine(ABC):
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.threads = threads
+
+    def running(self) -> AbstractContextManager[None]:
+        """What a program's kernels run in, entered by the thread that calls them.
+
+        An engine may set here what belongs to threads, such as the treatment of denormal numbers, and must restore it.
+        """
+        return nullcontext()
 
     # -- convolution -----------------------------------------------------------------------------------------------
 

@@ -1,35 +1,26 @@
-"""Passes over rows that no library has, in C (``kernels/rows.c``), compiled on the machine they run on and kept.
+"""Passes that no library has, in C (``kernels/*.c``), compiled on the machine they run on (`lbpar.engine.build`).
 
-Where no C compiler is found the engine that asked does without them.
+Where no C compiler is found whoever asked does without them.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
 import logging
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lbpar import kernel_source
+from lbpar.engine import build
 from lbpar.engine._dnnl.library import address_of
 from lbpar.engine.base import Array, Float64Array
-from lbpar.errors import EngineError
 
 log = logging.getLogger(__name__)
 
 SWITCH = "LBPAR_NATIVE"
 """Environment variable: 0 leaves the compiled passes out."""
-
-CACHE = "LBPAR_CACHE"
-"""Environment variable: the folder in which compiled code is kept; default ``lbpar`` in the user's cache folder."""
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it saves (measured)."""
@@ -50,10 +41,34 @@ int lbpar_relu(const void *x, void *y, int64_t n, int threads);
 int lbpar_relu_backward(const void *y, const void *dy, void *dx, int64_t n, int threads);
 int lbpar_add(const void *x, const void *z, void *y, int64_t n, int threads);
 int lbpar_copy(const void *from, int64_t from_stride, void *to, int64_t to_stride, int64_t n, int64_t c, int threads);
+
+int lbpar_softmax_max(const void *x, int64_t n, int64_t c, void *m, int threads);
+int lbpar_softmax_sums(const void *x, const void *m, const void *target, int64_t start, int64_t n, int64_t c, void *out,
+                       int threads);
+int lbpar_cross_entropy_backward(const void *x, const void *m, const void *s, const void *target, int64_t start,
+                                 int64_t n, int64_t c, double even, double hit, double scale, void *dx, int threads);
+int lbpar_softmax_rank(const void *x, const void *m, const void *at, int64_t n, int64_t c, void *out, int threads);
+int lbpar_dice_sums(const void *x, const void *m, const void *s, const void *target, int64_t start, int64_t n,
+                    int64_t c, void *out, int threads);
+int lbpar_dice_backward(const void *x, const void *m, const void *s, const void *target, int64_t start, int64_t n,
+                        int64_t c, const void *rest, const void *hit, void *g, void *inner, int threads);
+int lbpar_dice_backward_data(const void *x, const void *m, const void *s, const void *g, const void *inner, int64_t n,
+                             int64_t c, void *dx, int threads);
+double lbpar_mse_loss(const void *x, const void *t, int64_t n, int threads);
+int lbpar_mse_backward(const void *x, const void *t, int64_t n, double factor, void *dx, int threads);
+double lbpar_bce_loss(const void *x, const void *t, int64_t n, int threads);
+int lbpar_bce_backward(const void *x, const void *t, int64_t n, double scale, void *dx, int threads);
+
+int lbpar_sgd(void *p, const void *g, void *v, int64_t n, double momentum, int nesterov, double decay, double rate,
+              int threads);
+int lbpar_adam(void *p, const void *g, void *m, void *v, int64_t n, double keep, double decay, double b1, double b2,
+               double eps, double rate, int threads);
+
+int lbpar_threads(void);
+int64_t lbpar_flush_bits(void);
+int64_t lbpar_flush(int64_t bits, int threads, void *fork);
 """
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-_TRIES = (("-march=native", "-mprefer-vector-width=512", "-fopenmp"), ("-march=native", "-fopenmp"), ("-fopenmp",), ())
 
 
 class Native:
@@ -62,10 +77,10 @@ class Native:
     Parameters
     ----------
     path : the compiled library
-    threads : OpenMP threads for arrays that are worth it
+    threads : OpenMP threads for arrays that are worth it; None: as many as OpenMP gives the calling thread
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int | None) -> None:
         import cffi
 
         ffi = cffi.FFI()
@@ -73,23 +88,28 @@ class Native:
         self.lib: Any = ffi.dlopen(str(path))
         self.pointer = address_of(ffi)
         self.null = ffi.NULL
+        self._ffi = ffi
         self.path, self.threads = path, threads
+        self.fork = self.null
 
-    def _team(self, size: int) -> int:
-        return self.threads if size >= SMALL else 1
+    def team(self, size: int) -> int:
+        """Threads for a pass over so many elements."""
+        if size < SMALL:
+            return 1
+        return self.threads or int(self.lib.lbpar_threads())
 
     def norm_sums(self, x: Array, shift: Array) -> Float64Array:
         """`Engine.norm_sums`."""
         c, size, p = x.shape[-1], x.size, self.pointer
         out = np.empty((2, c))
-        _check(self.lib.lbpar_norm_sums(p(x), size // c, c, p(_f64(shift)), p(out), self._team(size)))
+        check(self.lib.lbpar_norm_sums(p(x), size // c, c, p(float64(shift)), p(out), self.team(size)))
         return out
 
     def norm_moments(self, sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
         """`Engine.norm_moments`, as one array (3, C)."""
         c, p = sums.shape[-1], self.pointer
         out = np.empty((3, c))
-        self.lib.lbpar_norm_moments(p(_f64(sums)), p(_f64(shift)), c, max(count, 1), eps, p(out))
+        self.lib.lbpar_norm_moments(p(float64(sums)), p(float64(shift)), c, max(count, 1), eps, p(out))
         return out
 
     def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
@@ -116,14 +136,14 @@ class Native:
             p(y),
             size // c,
             c,
-            p(_f64(mean)),
-            p(_f64(invstd)),
-            null if scale is None else p(_f32(scale)),
-            null if bias is None else p(_f32(bias)),
+            p(float64(mean)),
+            p(float64(invstd)),
+            null if scale is None else p(float32(scale)),
+            null if bias is None else p(float32(bias)),
             relu,
-            self._team(size),
+            self.team(size),
         )
-        _check(status)
+        check(status)
 
     def norm_backward_sums(
         self,
@@ -146,12 +166,12 @@ class Native:
             null if g is None else p(g),
             size // c,
             c,
-            p(_f64(mean)),
-            p(_f64(invstd)),
+            p(float64(mean)),
+            p(float64(invstd)),
             p(out),
-            self._team(size),
+            self.team(size),
         )
-        _check(status)
+        check(status)
         return out
 
     def norm_backward_data(
@@ -176,49 +196,108 @@ class Native:
             p(dx),
             size // c,
             c,
-            p(_f64(mean)),
-            p(_f64(invstd)),
-            null if scale is None else p(_f32(scale)),
-            p(_f64(sums)),
+            p(float64(mean)),
+            p(float64(invstd)),
+            null if scale is None else p(float32(scale)),
+            p(float64(sums)),
             count,
-            self._team(size),
+            self.team(size),
         )
-        _check(status)
+        check(status)
 
     def sum_rows(self, x: Array) -> Array:
         """Sum over all but the last dimension, added in float64."""
         c, size, p = x.shape[-1], x.size, self.pointer
         out = np.empty(c, np.float32)
-        _check(self.lib.lbpar_sum_rows(p(x), size // c, c, p(out), self._team(size)))
+        check(self.lib.lbpar_sum_rows(p(x), size // c, c, p(out), self.team(size)))
         return out
 
     def relu(self, x: Array, y: Array) -> None:
         """max(x, 0) into y, which may be x; keeps NaN."""
-        self.lib.lbpar_relu(self.pointer(x), self.pointer(y), x.size, self._team(x.size))
+        self.lib.lbpar_relu(self.pointer(x), self.pointer(y), x.size, self.team(x.size))
 
     def relu_backward(self, y: Array, dy: Array, dx: Array) -> None:
         """dy where y > 0, else 0, into dx."""
         p = self.pointer
-        self.lib.lbpar_relu_backward(p(y), p(dy), p(dx), y.size, self._team(y.size))
+        self.lib.lbpar_relu_backward(p(y), p(dy), p(dx), y.size, self.team(y.size))
 
     def add(self, x: Array, z: Array, y: Array) -> None:
         """x + z into y, which may be either."""
         p = self.pointer
-        self.lib.lbpar_add(p(x), p(z), p(y), x.size, self._team(x.size))
+        self.lib.lbpar_add(p(x), p(z), p(y), x.size, self.team(x.size))
 
     def copy_columns(self, source: Array, first: int, target: Array, at: int, count: int) -> None:
         """Columns of the last dimension: ``target[..., at:at+count] = source[..., first:first+count]``."""
         a, b = source.shape[-1], target.shape[-1]
         size = source.size // a * count
         x, y = self.pointer(source), self.pointer(target)
-        self.lib.lbpar_copy(x + 4 * first, a, y + 4 * at, b, source.size // a, count, self._team(size))
+        self.lib.lbpar_copy(x + 4 * first, a, y + 4 * at, b, source.size // a, count, self.team(size))
+
+    # -- optimizers: see the rules in `lbpar.train.optim` ----------------------------------------------------------------
+
+    def sgd(
+        self, p: Array, g: Array, v: Array | None, momentum: float, nesterov: bool, decay: float, rate: float
+    ) -> None:
+        """Step of `SGD`: p and its velocity v (None: no momentum) are changed."""
+        a = self.pointer
+        velocity = self.null if v is None else a(v)
+        self.lib.lbpar_sgd(a(p), a(g), velocity, p.size, momentum, nesterov, decay, rate, self.team(p.size))
+
+    def adam(
+        self,
+        p: Array,
+        g: Array,
+        m: Array,
+        v: Array,
+        betas: tuple[float, float],
+        keep: float,
+        decay: float,
+        eps: float,
+        rate: float,
+    ) -> None:
+        """``p *= keep; g += decay * p``, moments m and v of g, ``p -= rate * m / (sqrt(v) + eps)``; g is not changed."""
+        a = self.pointer
+        n = p.size
+        self.lib.lbpar_adam(a(p), a(g), a(m), a(v), n, keep, decay, *betas, eps, rate, self.team(n))
+
+    # -- denormal numbers --------------------------------------------------------------------------------------------------
+
+    def flushing(self) -> Flushing:
+        """Context in which this thread, and the OpenMP threads that work for it, take denormal numbers as zero."""
+        return Flushing(self)
+
+    def flush(self, bits: int | None) -> int:
+        """Set the bits that decide about denormals (None: flush to zero); returns those that this thread had."""
+        lib = self.lib
+        wanted = lib.lbpar_flush_bits() if bits is None else bits
+        return int(lib.lbpar_flush(wanted, self.threads or lib.lbpar_threads(), self.fork))
+
+    def reach(self, library: str) -> None:
+        """Let `flushing` reach the threads of the OpenMP runtime that a library (already loaded) uses, if it is another."""
+        theirs, ours = _parallel(library), _parallel(str(self.path))
+        self.fork = self._ffi.cast("void *", 0 if theirs == ours else theirs)
 
 
-def native(threads: int) -> Native | None:
-    """The compiled passes, or None where they cannot be had: no compiler, no cffi, or switched off."""
+class Flushing:
+    """While it is entered, the threads of some passes take denormal numbers as zero; what they did before is restored."""
+
+    __slots__ = ("_before", "_native")
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+
+    def __enter__(self) -> None:
+        self._before: int = self._native.flush(None)
+
+    def __exit__(self, *_: object) -> None:
+        self._native.flush(self._before)
+
+
+def native(threads: int | None = None) -> Native | None:
+    """The compiled passes (see `Native`), or None where they cannot be had: no compiler, no cffi, or switched off."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
-    path = _library(os.environ.get(CACHE, ""), os.environ.get("CC", ""))
+    path = build.library()
     if path is None:
         return None
     try:
@@ -228,84 +307,34 @@ def native(threads: int) -> Native | None:
         return None
 
 
-@lru_cache(maxsize=8)
-def _library(cache: str, compiler: str) -> Path | None:
-    """Path of the library, compiled if it is not there yet."""
-    source = _source()
-    if source is None:
-        log.info("native passes: kernels/rows.c is not installed")
-        return None
-    digest = hashlib.sha256(source.read_bytes() + _processor().encode() + repr((_FLAGS, _TRIES, compiler)).encode())
-    name = f"rows-{digest.hexdigest()[:16]}.so"
-    folders = [Path(cache)] if cache else [_user_cache(), Path(tempfile.gettempdir()) / f"lbpar-{os.getuid()}"]
-    for folder in folders:
-        if (folder / name).exists() and _ours(folder):
-            return folder / name
-    command = next((c for c in ([compiler] if compiler else ["cc", "gcc", "clang"]) if shutil.which(c.split()[0])), "")
-    if not command:
-        log.info("native passes: no C compiler found; norms and relu run through oneDNN alone, slower")
-        return None
-    for folder in folders:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _ours(folder) and _compile(command, source, folder / name):
-                return folder / name
-        except OSError as error:
-            log.info("native passes: %s cannot be used (%s)", folder, error)
-    return None
+def is_dense(*arrays: Array) -> bool:
+    """Whether all arrays are C-contiguous float32 with something in them: what `Native` takes."""
+    # No generator: it would take longer than the rest.
+    for a in arrays:  # noqa: SIM110
+        if a.dtype != _F32 or not a.flags.c_contiguous or not a.size:
+            return False
+    return True
 
 
-def _compile(command: str, source: Path, target: Path) -> bool:
-    """Compile with the best flags that the compiler takes. The file appears whole: other ranks may be at the same."""
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
-    os.close(handle)
-    for extra in _TRIES:
-        run = [*command.split(), *_FLAGS, *extra, "-o", name, str(source), "-lm"]
-        done = subprocess.run(run, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            os.replace(name, target)
-            return True
-    os.unlink(name)
-    log.info("native passes: %s failed: %s", command, done.stderr.strip()[-500:])
-    return False
-
-
-def _source() -> Path | None:
-    """``rows.c``, if this installation has it."""
+def _parallel(library: str) -> int:
+    """Address of the function that starts a parallel region in the OpenMP runtime of a loaded library; 0: has none."""
     try:
-        path = kernel_source.folder() / "rows.c"
-    except EngineError:
-        return None
-    return path if path.is_file() else None
+        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
 
 
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lbpar"
-
-
-def _ours(folder: Path) -> bool:
-    """Code is loaded only from folders that belong to this user."""
-    return folder.stat().st_uid == os.getuid()
-
-
-def _processor() -> str:
-    """What ``-march=native`` depends on: nodes of a cluster that share a home folder may differ."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            lines = {line for line in file if line.startswith(("flags", "model name", "Features"))}
-    except OSError:
-        lines = {platform.processor()}
-    return platform.machine() + "".join(sorted(lines))
-
-
-def _check(status: int) -> None:
+def check(status: int) -> None:
+    """MemoryError if a pass found no memory for its work arrays."""
     if status:
-        raise MemoryError("out of memory in a normalisation")
+        raise MemoryError("out of memory in a compiled pass")
 
 
-def _f64(a: Array) -> Array:
+def float64(a: Array) -> Array:
+    """``a`` as C-contiguous float64."""
     return a if a.dtype == _F64 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float64)
 
 
-def _f32(a: Array) -> Array:
+def float32(a: Array) -> Array:
+    """``a`` as C-contiguous float32."""
     return a if a.dtype == _F32 and a.flags.c_contiguous else np.ascontiguousarray(a, dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from lbpar.engine._dnnl import cdef, conv, pool, rows
 from lbpar.engine._dnnl.library import Context, Refused, load
 from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import Array, Float64Array, Index, LocalWindow, Window
-from lbpar.engine.native import native
+from lbpar.engine.compiled_losses import CompiledLosses
+from lbpar.engine.native import is_dense, native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
 
@@ -28,7 +30,7 @@ SMALL = 1 << 14
 (measured), and the reference's float64 sums come for free."""
 
 
-class OneDnnEngine(NumpyEngine):
+class OneDnnEngine(CompiledLosses):
     """Local kernels by oneDNN's C API.
 
     oneDNN reads and writes NumPy memory in place. Primitives are created once per operation, shapes and geometry;
@@ -65,6 +67,12 @@ class OneDnnEngine(NumpyEngine):
         self._plans: dict[Any, Any] = {}
         self.pool = Pool()
         self.native = native(self._context.max_threads())
+        if self.native is not None:
+            self.native.reach(self._context.library.path)
+
+    def running(self) -> AbstractContextManager[None]:
+        """Denormal numbers count as zero: gradients that fade away would make convolutions several times slower."""
+        return nullcontext() if self.native is None or self.dtype != _F32 else self.native.flushing()
 
     @property
     def library(self) -> str:
@@ -677,15 +685,6 @@ class OneDnnEngine(NumpyEngine):
 def is_float32(*arrays: Array) -> bool:
     """Whether all arrays are float32."""
     return all(a.dtype == _F32 for a in arrays)
-
-
-def is_dense(*arrays: Array) -> bool:
-    """Whether all arrays are C-contiguous float32 with something in them: what `Native` takes."""
-    # No generator: it would take longer than the rest.
-    for a in arrays:  # noqa: SIM110
-        if a.dtype != _F32 or not a.flags.c_contiguous or not a.size:
-            return False
-    return True
 
 
 def _dense(a: Array) -> Array:

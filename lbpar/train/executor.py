@@ -121,7 +121,7 @@ class Executor:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
-        with Background(self._transfers.poke) if self.progress == "thread" else nullcontext():
+        with self.engine.running(), Background(self._transfers.poke) if self.progress == "thread" else nullcontext():
             return self._run()
 
     def _run(self) -> dict[str, Array]:

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from lbpar.engine import native
+from lbpar.engine import build, native
 from lbpar.engine._dnnl import conv, library, memory
 from lbpar.engine._dnnl.memory import SMALL as POOLED
 from lbpar.engine._dnnl.memory import Pool
@@ -501,25 +501,25 @@ def test_sums_are_added_in_double(rng):
 
 
 def test_without_a_compiler_the_engine_still_works(rng, monkeypatch, tmp_path):
-    native._library.cache_clear()
-    monkeypatch.setenv(native.CACHE, str(tmp_path))
+    build._library.cache_clear()
+    monkeypatch.setenv(build.CACHE, str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
     engine = OneDnnEngine(np.float32, threads=1)
     monkeypatch.undo()
-    native._library.cache_clear()
+    build._library.cache_clear()
     assert engine.native is None
     x = array(rng, 50, 6)
     close(engine.norm_sums(x, np.zeros(6)), REFERENCE.norm_sums(x.astype(np.float64), np.zeros(6)))
 
 
 def test_compiled_code_is_kept(monkeypatch, tmp_path):
-    native._library.cache_clear()
-    monkeypatch.setenv(native.CACHE, str(tmp_path / "new"))
+    build._library.cache_clear()
+    monkeypatch.setenv(build.CACHE, str(tmp_path / "new"))
     if native.native(1) is None:
         pytest.skip("no C compiler")
     (made,) = (tmp_path / "new").iterdir()
-    native._library.cache_clear()
-    monkeypatch.setattr(native.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    build._library.cache_clear()
+    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
     again = native.native(1)
-    native._library.cache_clear()
+    build._library.cache_clear()
     assert again is not None and again.path == made

@@ -1,0 +1,383 @@
+/* Softmax over classes that may be split over ranks, and the losses, on CPUs; what each pass means: lbpar/engine/base.py.
+ *
+ * Logits are C-contiguous float32 (n positions, c classes); everything is computed and summed in double, so results agree
+ * with a float64 reference to about 1e-14 before they are rounded. A pass reads its arrays once, in tiles of a few
+ * positions whose exponentials stay in the first-level cache. Exponentials are taken over whole tiles, across positions,
+ * so that two or three classes vectorise as well as a thousand.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int64_t idx;
+
+enum { TILE = 512, FEW = 4 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef FP_FAST_FMA
+#define FMA(a, b, c) __builtin_fma(a, b, c)
+#else
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* Calls PART(c) with c a constant where there are few classes: their loops then vanish. */
+#define BY_CLASSES(c, PART)                                                                                            \
+    switch (c) {                                                                                                       \
+    case 2: PART(2); break;                                                                                            \
+    case 3: PART(3); break;                                                                                            \
+    case 4: PART(4); break;                                                                                            \
+    default: PART(c);                                                                                                  \
+    }
+
+INLINE idx smaller(idx a, idx b) { return a < b ? a : b; }
+
+/* First of n things that belongs to thread t. */
+INLINE idx share(idx n, int t, int threads) { return n * t / threads; }
+
+/* Positions in a tile. */
+static idx depth(idx c) { return c < TILE ? TILE / c : 1; }
+
+/* exp(v) to 1e-14; below -708 it is 0. Branches would keep loops from being vectorised. */
+INLINE double exponential(double v) {
+    const double shift = 0x1.8p52; /* adding it rounds to a whole number, which the low bits then hold */
+    const double t = FMA(v, 1.44269504088896338700e+00, shift), k = t - shift;
+    double r = FMA(-k, 6.93147180369123816490e-01, v);
+    r = FMA(-k, 1.90821492927058770002e-10, r);
+    double p = 1.0 / 39916800;
+    p = FMA(p, r, 1.0 / 3628800);
+    p = FMA(p, r, 1.0 / 362880);
+    p = FMA(p, r, 1.0 / 40320);
+    p = FMA(p, r, 1.0 / 5040);
+    p = FMA(p, r, 1.0 / 720);
+    p = FMA(p, r, 1.0 / 120);
+    p = FMA(p, r, 1.0 / 24);
+    p = FMA(p, r, 1.0 / 6);
+    p = FMA(p, r, 0.5);
+    p = FMA(p, r, 1.0);
+    p = FMA(p, r, 1.0);
+    uint64_t bits;
+    memcpy(&bits, &t, sizeof bits);
+    bits = (bits + 1023) << 52;
+    double scale;
+    memcpy(&scale, &bits, sizeof scale);
+    p *= scale;
+    p = v < -708 ? 0 : p;
+    return v > 709 ? INFINITY : p; /* NaN has come through */
+}
+
+/* log(1 + e) for e in [0, 1]: 2 artanh(e / (2 + e)), accurate however small e is. */
+INLINE double log_one_plus(double e) {
+    const double s = e / (2 + e), z = s * s;
+    double p = 1.0 / 29;
+    p = FMA(p, z, 1.0 / 27);
+    p = FMA(p, z, 1.0 / 25);
+    p = FMA(p, z, 1.0 / 23);
+    p = FMA(p, z, 1.0 / 21);
+    p = FMA(p, z, 1.0 / 19);
+    p = FMA(p, z, 1.0 / 17);
+    p = FMA(p, z, 1.0 / 15);
+    p = FMA(p, z, 1.0 / 13);
+    p = FMA(p, z, 1.0 / 11);
+    p = FMA(p, z, 1.0 / 9);
+    p = FMA(p, z, 1.0 / 7);
+    p = FMA(p, z, 1.0 / 5);
+    p = FMA(p, z, 1.0 / 3);
+    p = FMA(p, z, 1.0);
+    return 2 * s * p;
+}
+
+INLINE double sum(const double *v, idx c) {
+    double s = 0;
+    if (c <= FEW) {
+        for (idx j = 0; j < c; j++) s += v[j];
+    } else {
+#pragma omp simd reduction(+ : s)
+        for (idx j = 0; j < c; j++) s += v[j];
+    }
+    return s;
+}
+
+/* e = x - m over some positions. */
+INLINE void differences(const float *x, const float *m, idx rows, idx c, double *restrict e) {
+    for (idx i = 0; i < rows; i++)
+        for (idx j = 0; j < c; j++) e[i * c + j] = (double)x[i * c + j] - m[i];
+}
+
+INLINE void exponentials(double *e, idx size) {
+    for (idx k = 0; k < size; k++) e[k] = exponential(e[k]);
+}
+
+/* e = exp(x - m) / s: the softmax. */
+INLINE void softmax(const float *x, const float *m, const double *s, idx rows, idx c, double *restrict e) {
+    differences(x, m, rows, c, e);
+    exponentials(e, rows * c);
+    for (idx i = 0; i < rows; i++) {
+        const double f = 1 / s[i];
+        for (idx j = 0; j < c; j++) e[i * c + j] *= f;
+    }
+}
+
+INLINE void maxima(const float *x, idx n, idx c, float *restrict m) {
+    for (idx i = 0; i < n; i++) {
+        const float *a = x + i * c;
+        float best = -INFINITY;
+        if (c <= FEW) {
+            for (idx j = 0; j < c; j++) best = a[j] > best || a[j] != a[j] ? a[j] : best;
+        } else {
+            int bad = 0;
+#pragma omp simd reduction(max : best) reduction(| : bad)
+            for (idx j = 0; j < c; j++) {
+                best = a[j] > best ? a[j] : best;
+                bad |= a[j] != a[j];
+            }
+            best = bad ? NAN : best;
+        }
+        m[i] = best;
+    }
+}
+
+/* m (n) = maximum over classes; NaN where there is one. */
+int lbpar_softmax_max(const float *x, idx n, idx c, float *m, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), count = share(n, t + 1, threads) - r;
+#define PART(C) maxima(x + r * c, count, C, m + r)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    return 0;
+}
+
+INLINE void sums_part(const float *x, const float *m, const idx *target, idx start, idx n, idx r, idx last, idx c,
+                      double *out, double *e) {
+    for (const idx most = depth(c); r < last; r += most) {
+        const idx rows = smaller(most, last - r);
+        const float *a = x + r * c;
+        differences(a, m + r, rows, c, e);
+        for (idx i = 0; i < rows; i++) out[2 * n + r + i] = sum(e + i * c, c);
+        for (idx i = 0; i < rows; i++) {
+            const idx j = target[r + i] - start;
+            out[n + r + i] = j >= 0 && j < c ? e[i * c + j] : 0;
+        }
+        exponentials(e, rows * c);
+        for (idx i = 0; i < rows; i++) out[r + i] = sum(e + i * c, c);
+    }
+}
+
+/* out (3, n): sum exp(x - m); x - m at the target if that is here, else 0; sum (x - m). Here: classes from `start` on. */
+int lbpar_softmax_sums(const float *x, const float *m, const idx *target, idx start, idx n, idx c, double *out,
+                       int threads) {
+    const idx w = depth(c) * c;
+    double *work = malloc((size_t)(w * threads) * sizeof(double));
+    if (!work) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+#define PART(C) sums_part(x, m, target, start, n, r, last, C, out, work + w * t)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    free(work);
+    return 0;
+}
+
+INLINE void cross_entropy_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
+                               idx last, idx c, double even, double hit, double scale, float *dx, double *e) {
+    for (const idx most = depth(c); r < last; r += most) {
+        const idx rows = smaller(most, last - r);
+        softmax(x + r * c, m + r, s + r, rows, c, e);
+        for (idx i = 0; i < rows; i++) {
+            const idx j = target[r + i] - start;
+            if (j >= 0 && j < c) e[i * c + j] -= hit;
+        }
+        float *restrict o = dx + r * c;
+        for (idx k = 0; k < rows * c; k++) o[k] = (float)((e[k] - even) * scale);
+    }
+}
+
+/* dx = scale * (softmax - hit * onehot(target) - even). */
+int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n,
+                                 idx c, double even, double hit, double scale, float *dx, int threads) {
+    const idx w = depth(c) * c;
+    double *work = malloc((size_t)(w * threads) * sizeof(double));
+    if (!work) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+#define PART(C) cross_entropy_part(x, m, s, target, start, r, last, C, even, hit, scale, dx, work + w * t)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    free(work);
+    return 0;
+}
+
+INLINE void rank_part(const float *x, const float *m, const double *at, idx r, idx last, idx c, double *restrict out) {
+    for (; r < last; r++) {
+        const float *a = x + r * c;
+        const double centre = m[r], least = at[r];
+        idx above = 0;
+        for (idx j = 0; j < c; j++) above += a[j] - centre > least;
+        out[r] = (double)above;
+    }
+}
+
+/* out (n) = number of classes with x - m > at. */
+int lbpar_softmax_rank(const float *x, const float *m, const double *at, idx n, idx c, double *out, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+#define PART(C) rank_part(x, m, at, r, last, C, out)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    return 0;
+}
+
+INLINE void dice_sums_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
+                           idx last, idx c, double *out, double *e) {
+    for (const idx most = depth(c); r < last; r += most) {
+        const idx rows = smaller(most, last - r);
+        softmax(x + r * c, m + r, s + r, rows, c, e);
+        double *restrict all = out + c;
+        for (idx i = 0; i < rows; i++)
+            for (idx j = 0; j < c; j++) all[j] += e[i * c + j];
+        for (idx i = 0; i < rows; i++) {
+            const idx j = target[r + i] - start;
+            if (j >= 0 && j < c) {
+                out[j] += e[i * c + j];
+                out[2 * c + j] += 1;
+            }
+        }
+    }
+}
+
+/* out (3, c): sums over positions of softmax where the class is the target's, of softmax, and of targets. */
+int lbpar_dice_sums(const float *x, const float *m, const double *s, const idx *target, idx start, idx n, idx c,
+                    double *out, int threads) {
+    const idx w = depth(c) * c + 3 * c;
+    double *work = calloc((size_t)(w * threads), sizeof(double));
+    if (!work) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+        double *own = work + w * t;
+#define PART(C) dice_sums_part(x, m, s, target, start, r, last, C, own, own + 3 * c)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    memset(out, 0, (size_t)(3 * c) * sizeof(double));
+    for (int t = 0; t < threads; t++)
+        for (idx j = 0; j < 3 * c; j++) out[j] += work[w * t + j];
+    free(work);
+    return 0;
+}
+
+INLINE void dice_backward_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
+                               idx last, idx c, const double *rest, const double *hit, float *g, double *inner,
+                               double *e) {
+    for (const idx most = depth(c); r < last; r += most) {
+        const idx rows = smaller(most, last - r);
+        softmax(x + r * c, m + r, s + r, rows, c, e);
+        for (idx i = 0; i < rows; i++) {
+            float *restrict o = g + (r + i) * c;
+            double *restrict p = e + i * c;
+            const idx k = target[r + i] - start;
+            const double more = k >= 0 && k < c ? p[k] * hit[k] : 0;
+            for (idx j = 0; j < c; j++) {
+                o[j] = (float)rest[j];
+                p[j] *= rest[j];
+            }
+            if (k >= 0 && k < c) o[k] = (float)(rest[k] + hit[k]);
+            inner[r + i] = sum(p, c) + more;
+        }
+    }
+}
+
+/* g = rest + hit * onehot(target), per class; inner (n) = sum over classes of g * softmax. */
+int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n, idx c,
+                        const double *rest, const double *hit, float *g, double *inner, int threads) {
+    const idx w = depth(c) * c;
+    double *work = malloc((size_t)(w * threads) * sizeof(double));
+    if (!work) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+#define PART(C) dice_backward_part(x, m, s, target, start, r, last, C, rest, hit, g, inner, work + w * t)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    free(work);
+    return 0;
+}
+
+INLINE void dice_data_part(const float *x, const float *m, const double *s, const float *g, const double *inner, idx r,
+                           idx last, idx c, float *dx, double *e) {
+    for (const idx most = depth(c); r < last; r += most) {
+        const idx rows = smaller(most, last - r);
+        softmax(x + r * c, m + r, s + r, rows, c, e);
+        for (idx i = 0; i < rows; i++) {
+            const idx at = (r + i) * c;
+            const double centre = inner[r + i];
+            for (idx j = 0; j < c; j++) dx[at + j] = (float)((g[at + j] - centre) * e[i * c + j]);
+        }
+    }
+}
+
+/* dx = softmax * (g - inner). */
+int lbpar_dice_backward_data(const float *x, const float *m, const double *s, const float *g, const double *inner, idx n,
+                             idx c, float *dx, int threads) {
+    const idx w = depth(c) * c;
+    double *work = malloc((size_t)(w * threads) * sizeof(double));
+    if (!work) return 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
+#define PART(C) dice_data_part(x, m, s, g, inner, r, last, C, dx, work + w * t)
+        BY_CLASSES(c, PART)
+#undef PART
+    }
+    free(work);
+    return 0;
+}
+
+/* Sum of (x - t)^2. */
+double lbpar_mse_loss(const float *x, const float *t, idx n, int threads) {
+    double total = 0;
+#pragma omp parallel for simd num_threads(threads) if (parallel : threads > 1) schedule(static) reduction(+ : total)
+    for (idx i = 0; i < n; i++) {
+        const double d = (double)x[i] - t[i];
+        total += d * d;
+    }
+    return total;
+}
+
+/* dx = factor * (x - t). */
+int lbpar_mse_backward(const float *x, const float *t, idx n, double factor, float *dx, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) dx[i] = (float)(factor * ((double)x[i] - t[i]));
+    return 0;
+}
+
+/* Sum of max(x, 0) - x t + log(1 + exp(-|x|)), which never overflows. */
+double lbpar_bce_loss(const float *x, const float *t, idx n, int threads) {
+    double total = 0;
+#pragma omp parallel for simd num_threads(threads) if (parallel : threads > 1) schedule(static) reduction(+ : total)
+    for (idx i = 0; i < n; i++) {
+        const double z = x[i];
+        total += (z > 0 ? z : 0) - z * t[i] + log_one_plus(exponential(-fabs(z)));
+    }
+    return total;
+}
+
+/* dx = scale * (sigmoid(x) - t). */
+int lbpar_bce_backward(const float *x, const float *t, idx n, double scale, float *dx, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) {
+        const double z = x[i], e = exponential(-fabs(z));
+        dx[i] = (float)(scale * ((z >= 0 ? 1 : e) / (1 + e) - t[i]));
+    }
+    return 0;
+}

@@ -1,0 +1,61 @@
+/* What belongs to threads: how many there are, and how each treats numbers too small to be normal.
+ *
+ * Processors compute with those (below 1.2e-38 in float32) many times more slowly than with others, unless told to take
+ * them as zero: a switch that every thread has for itself.
+ */
+#include <stdint.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <xmmintrin.h>
+enum { FLUSH = 0x8040 }; /* results (FTZ) and operands (DAZ) */
+static uint64_t control(void) { return _mm_getcsr(); }
+static void set_control(uint64_t word) { _mm_setcsr((unsigned)word); }
+#elif defined(__aarch64__)
+enum { FLUSH = 1 << 24 }; /* FZ: both */
+static uint64_t control(void) {
+    uint64_t word;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+    return word;
+}
+static void set_control(uint64_t word) { __asm__ volatile("msr fpcr, %0" : : "r"(word)); }
+#else
+enum { FLUSH = 0 };
+static uint64_t control(void) { return 0; }
+static void set_control(uint64_t word) { (void)word; }
+#endif
+
+static void apply(void *bits) {
+    const uint64_t word = control(), wanted = (word & ~(uint64_t)FLUSH) | *(uint64_t *)bits;
+    if (wanted != word) set_control(wanted);
+}
+
+/* Threads that a parallel region started now by this thread would have. */
+int lbpar_threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* Bits of a thread that flushes. */
+int64_t lbpar_flush_bits(void) { return FLUSH; }
+
+/* Sets the bits in this thread and in the OpenMP threads that work for it; returns what this thread had.
+ *
+ * `fork` starts a parallel region in another OpenMP runtime (its GOMP_parallel), whose threads are then set as well.
+ */
+int64_t lbpar_flush(int64_t bits, int threads, void (*fork)(void (*)(void *), void *, unsigned, unsigned)) {
+    uint64_t wanted = (uint64_t)bits;
+    const int64_t before = (int64_t)(control() & FLUSH);
+    apply(&wanted); /* first, for threads inherit it from the one that starts them */
+    if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+        apply(&wanted);
+        if (fork) fork(apply, &wanted, (unsigned)threads, 0);
+    }
+    return before;
+}

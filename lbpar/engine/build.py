@@ -1,0 +1,105 @@
+"""Compiling the C sources of ``kernels/`` on the machine they run on, once: the library is kept in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from lbpar import kernel_source
+from lbpar.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+CACHE = "LBPAR_CACHE"
+"""Environment variable: the folder in which compiled code is kept; default ``lbpar`` in the user's cache folder."""
+
+_SOURCES = ("rows.c", "losses.c", "updates.c", "threads.c")
+
+# Products and sums are not contracted: results then depend neither on the processor nor on the compiler's taste, and those
+# of optimizers equal NumPy's. (Passes are bound by memory, and exponentials say where they want it.)
+_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd", "-shared", "-fPIC")
+_TRIES = (("-march=native", "-mprefer-vector-width=512", "-fopenmp"), ("-march=native", "-fopenmp"), ("-fopenmp",), ())
+
+
+def library() -> Path | None:
+    """Path of the compiled library, compiled now if it is not there yet; None (and one line in the log) where it cannot
+    be had."""
+    return _library(os.environ.get(CACHE, ""), os.environ.get("CC", ""))
+
+
+@lru_cache(maxsize=8)
+def _library(cache: str, compiler: str) -> Path | None:
+    sources = _sources()
+    if sources is None:
+        log.info("native passes: %s are not installed", ", ".join(_SOURCES))
+        return None
+    settings = repr((_FLAGS, _TRIES, compiler)) + _processor()
+    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + settings.encode())
+    name = f"passes-{digest.hexdigest()[:16]}.so"
+    folders = [Path(cache)] if cache else [_user_cache(), Path(tempfile.gettempdir()) / f"lbpar-{os.getuid()}"]
+    for folder in folders:
+        if (folder / name).exists() and _ours(folder):
+            return folder / name
+    command = next((c for c in ([compiler] if compiler else ["cc", "gcc", "clang"]) if shutil.which(c.split()[0])), "")
+    if not command:
+        log.info("native passes: no C compiler found; norms, losses and updates run through oneDNN and NumPy, slower")
+        return None
+    for folder in folders:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _ours(folder) and _compile(command, sources, folder / name):
+                return folder / name
+        except OSError as error:
+            log.info("native passes: %s cannot be used (%s)", folder, error)
+    return None
+
+
+def _compile(command: str, sources: Sequence[Path], target: Path) -> bool:
+    """Compile with the best flags that the compiler takes. The file appears whole: other ranks may be at the same."""
+    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    os.close(handle)
+    for extra in _TRIES:
+        run = [*command.split(), *_FLAGS, *extra, "-o", name, *map(str, sources), "-lm"]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            os.replace(name, target)
+            return True
+    os.unlink(name)
+    log.info("native passes: %s failed: %s", command, done.stderr.strip()[-500:])
+    return False
+
+
+def _sources() -> list[Path] | None:
+    """The C files, if this installation has them."""
+    try:
+        paths = [kernel_source.folder() / name for name in _SOURCES]
+    except EngineError:
+        return None
+    return paths if all(path.is_file() for path in paths) else None
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lbpar"
+
+
+def _ours(folder: Path) -> bool:
+    """Code is loaded only from folders that belong to this user."""
+    return folder.stat().st_uid == os.getuid()
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: nodes of a cluster that share a home folder may differ."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = {line for line in file if line.startswith(("flags", "model name", "Features"))}
+    except OSError:
+        lines = {platform.processor()}
+    return platform.machine() + "".join(sorted(lines))
