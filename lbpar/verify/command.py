@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lbpar.config.run_file import load_run_file
 from lbpar.errors import ConfigError
+from lbpar.graph.graph import Graph
+from lbpar.train.json_text import dumps
 from lbpar.train.progress import print_table
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
+from lbpar.verify.norms import FEW, fewest_values
 from lbpar.verify.run import TOLERANCE, Verification, check_numbers, named_plans, verify_plans
 
 
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         "--engine", choices=("numpy", "onednn", "auto"), default="numpy", help="kernels; the reference is numpy"
     )
     p.add_argument("--tolerance", type=float, default=TOLERANCE, help="largest relative difference that passes")
-    p.add_argument("--json", metavar="FILE", help='write {"worst", "tensors", "bytes", "plans"}')
+    p.add_argument("--json", metavar="FILE", help='write {"worst", "tensors", "bytes", "plans", "merged_norms"}')
     return p
 
 
@@ -59,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     plans = named_plans(config.parallel.strategy, plan, graph, batch, args.random_plans, args.seed)
     result, transport = verify_plans(config, graph, plans, batch, args.engine, args.seed, transport)
     if transport.rank == 0:
-        _report(args, result)
+        _report(args, result, graph, batch)
     transport.close()
     return 0 if result.equal(args.tolerance) else 1
 
 
-def _report(args: argparse.Namespace, result: Verification) -> None:
+def _report(args: argparse.Namespace, result: Verification, graph: Graph, batch: int) -> None:
     kind = "simulated ranks" if result.simulated else "ranks"
     print_table(result.rows(), title=f"{result.procs} {kind} against one, float64, relative differences")
     verdict = "equal" if result.equal(args.tolerance) else "DIFFERENT"
@@ -72,6 +74,8 @@ def _report(args: argparse.Namespace, result: Verification) -> None:
         f"{verdict}: worst {result.worst:.3g}, tolerance {args.tolerance:g}; counted bytes equal the programs'",
         flush=True,
     )
+    for line in _notes(args, result, graph, batch):
+        print(line, flush=True)
     if args.json:
         sent = [parity.sent for parity in result.plans.values()]
         plans = [
@@ -79,7 +83,24 @@ def _report(args: argparse.Namespace, result: Verification) -> None:
             for r, s in zip(result.rows(), sent, strict=True)
         ]
         content = {"worst": result.worst, "tensors": result.tensors, "bytes": sent[0], "plans": plans}
+        content["merged_norms"] = result.merged
         try:
-            Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            Path(args.json).write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--json: {args.json} cannot be written: {error.strerror}.") from None
+
+
+def _notes(args: argparse.Namespace, result: Verification, graph: Graph, batch: int) -> Iterator[str]:
+    """What the reader must know of the norms to read the verdict."""
+    if result.merged:
+        names = ", ".join(result.merged[:3]) + (f" and {len(result.merged) - 3} more" if len(result.merged) > 3 else "")
+        yield (
+            f"note: the statistics of {names} differ from those of one rank by design (stats: local or sample); "
+            "compared was the step with the statistics of all norms merged over all ranks (parallel.norm: global)"
+        )
+    fewest = fewest_values(graph, batch)
+    if fewest is not None and fewest[1] < FEW and not result.equal(args.tolerance):
+        yield (
+            f"hint: {fewest[0]} normalises over only {fewest[1]} values per channel, where rounding grows in the gradient; "
+            "check with a larger --batch before you look for an error"
+        )

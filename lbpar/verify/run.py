@@ -10,11 +10,13 @@ from typing import Any
 from lbpar.config.run_file import RunConfig
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
+from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.program.plan import Plan
 from lbpar.train.optim.make import make_optimizer
 from lbpar.train.setup import build_engine, connect_to
 from lbpar.transport.base import Transport
 from lbpar.verify.compare import Parity, Reference, verify_mpi, verify_virtual
+from lbpar.verify.norms import kept_apart
 from lbpar.verify.plans import random_plan
 
 TOLERANCE = 1e-10
@@ -32,11 +34,15 @@ class Verification:
         Ranks that shared the step.
     simulated : bool
         They lived in this process.
+    merged : tuple of str
+        Norms whose training statistics the network keeps per group of ranks (``stats: sample`` or ``local``). One rank
+        cannot compute the same, so all plans were compared with the statistics of all norms merged over all ranks.
     """
 
     procs: int
     simulated: bool
     plans: dict[str, Parity] = field(default_factory=dict)
+    merged: tuple[str, ...] = ()
 
     @property
     def worst(self) -> float:
@@ -92,6 +98,9 @@ def verify_plans(
 ) -> tuple[Verification, Transport]:
     """Run the same step under each plan and on one rank. Collective over all ranks.
 
+    Where a plan lets norms keep statistics per group of ranks, which differ from those of one rank by design, the step that
+    is compared merges them over all ranks instead; ``Verification.merged`` names these norms.
+
     Parameters
     ----------
     config : RunConfig
@@ -113,6 +122,8 @@ def verify_plans(
     Transport
         The one to go on with: its grid is that of the last plan, if ranks are real.
     """
+    merged = kept_apart(graph, (plan for _, plan in plans), batch)
+    graph = with_norm_stats(graph, "global" if merged else None)
     kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
     t = config.train
     reference = Reference(
@@ -124,7 +135,7 @@ def verify_plans(
         t.optimizer.lr,
     )
     real = transport.size > 1
-    result = Verification(plans[0][1].grid.size, not real)
+    result = Verification(plans[0][1].grid.size, not real, merged=merged)
     for name, plan in plans:
         if real:
             transport = connect_to(plan.grid, transport)

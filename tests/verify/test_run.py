@@ -112,7 +112,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     save_plan(build_plan(config, build_graph(config), 4), "plan.yaml", batch=5)
     assert main(["--config", "run.yaml", "--plan", "plan.yaml", "--json", "out.json"]) == 0
     told = json.loads(Path("out.json").read_text())
-    assert set(told) == {"worst", "tensors", "bytes", "plans"} and told["plans"][0]["name"] == "plan.yaml"
+    assert set(told) == {"worst", "tensors", "bytes", "plans", "merged_norms"} and not told["merged_norms"]
+    assert told["plans"][0]["name"] == "plan.yaml"
     assert told["worst"] == max(told["tensors"].values()) and told["bytes"]["allreduce"] > 0
     assert "equal: worst" in capsys.readouterr().out
     spoil(monkeypatch, "conv_forward", lambda b: b.rank == 2)
@@ -125,3 +126,68 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
             main(["--config", "run.yaml", *wrong])
     with pytest.raises(ConfigError, match="cannot be written"):
         main(["--config", "run.yaml", "--json", str(tmp_path / "no" / "out.json")])
+
+
+def command(capsys: pytest.CaptureFixture[str], *changes: str, status: int = 0) -> str:
+    sets = [word for c in changes for word in ("--set", c)]
+    assert main(["--config", "run.yaml", "--procs", "4", *sets]) == status
+    return capsys.readouterr().out
+
+
+def test_norms_that_differ_by_design_are_compared_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(RUN)
+    assert "note:" not in command(capsys, "parallel.norm=sample")  # n has the grid of c, which does not split samples
+    for changes in (["parallel.norm=local"], ["parallel.norm=sample", "parallel.layers.n={N: 4}"]):
+        out = command(capsys, *changes)
+        assert "equal: worst" in out and "note: the statistics of n differ from those of one rank by design" in out
+    Path("run.yaml").write_text(RUN.replace("{op: norm, name: n}", "{op: norm, name: n, stats: local}"))
+    assert "note: the statistics of n " in command(capsys)
+    assert main(["--config", "run.yaml", "--procs", "4", "--json", "out.json"]) == 0
+    assert json.loads(Path("out.json").read_text())["merged_norms"] == ["n"]
+    assert "note:" in capsys.readouterr().out
+    for same in ("parallel.norm=global", "parallel.layers={n: {C: 4}}"):  # nothing is kept apart
+        assert "note:" not in command(capsys, same)
+    spoil(monkeypatch, "conv_forward", lambda b: b.rank == 2)
+    assert "DIFFERENT" in command(capsys, status=1)  # other errors are still found
+
+
+def test_what_is_not_a_number_is_null_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(RUN)
+    right = kernels.BINDERS["linear_forward"]
+    nan = float("nan")
+
+    def bind(b: Bound) -> Any:
+        call = right(b)
+        return (lambda *a: tuple(y * nan for y in call(*a))) if b.rank == 1 else call
+
+    monkeypatch.setitem(kernels.BINDERS, "linear_forward", bind)
+    assert main(["--config", "run.yaml", "--procs", "4", "--json", "out.json"]) == 1
+    assert "DIFFERENT: worst inf" in capsys.readouterr().out
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    told = json.loads(Path("out.json").read_text(), parse_constant=refuse)
+    assert told["worst"] is told["tensors"]["fc:y"] is told["plans"][0]["worst"] is None
+    assert told["tensors"]["c:y"] < 1e-12
+
+
+def test_a_hint_where_a_norm_has_few_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = RUN.replace(
+        "{op: linear, features: 3, name: fc}", "{op: linear, features: 3, name: fc}\n    - {op: norm, name: last}"
+    )
+    Path("run.yaml").write_text(few)
+    assert "hint:" not in command(capsys)  # equal all the same
+    spoil(monkeypatch, "conv_forward", lambda b: b.rank == 2)
+    out = command(capsys, status=1)
+    assert out.count("hint:") == 1 and "hint: last normalises over only 5 values per channel" in out
+    assert "hint:" not in command(capsys, "train.batch=8", status=1)
