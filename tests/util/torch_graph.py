@@ -5,7 +5,7 @@ Built from torch's own functions, so it shares no arithmetic with lbpar. Import 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,17 @@ class Step:
 
 
 def step(
-    graph: Graph, feeds: Mapping[str, np.ndarray], params: Mapping[str, np.ndarray], training: bool = True
+    graph: Graph,
+    feeds: Mapping[str, np.ndarray],
+    params: Mapping[str, np.ndarray],
+    training: bool = True,
+    parts: Sequence[int] = (),
 ) -> Step:
-    """Forward and backward of ``graph`` (with its loss, or seeded with ones); dropout must be absent."""
+    """Forward and backward of ``graph`` (with its loss, or seeded with ones); dropout must be absent.
+
+    ``parts``: in how many blocks of samples, first spatial dimension, ... each norm is trained on its own; its running
+    statistics then stay as they were.
+    """
     own = {k: torch.tensor(v, dtype=torch.float64) for k, v in params.items()}
     for name, tensor in own.items():
         tensor.requires_grad_(graph.params()[name].kind != "statistic")
@@ -41,7 +49,7 @@ def step(
             values[node.name] = value.requires_grad_() if value.is_floating_point() else value
         else:
             mine = {k.rpartition(".")[2]: v for k, v in own.items() if k.rpartition(".")[0] == node.name}
-            values[node.name] = _apply(node.op, [values[i] for i in node.inputs], mine, training)
+            values[node.name] = _apply(node.op, [values[i] for i in node.inputs], mine, training, parts)
             values[node.name].retain_grad()
     end = values[LOSS] if LOSS in values else values[graph.output].sum()
     end.backward()
@@ -65,7 +73,17 @@ def _padded(x: torch.Tensor, pad: Any, value: float = 0.0) -> torch.Tensor:
     return functional.pad(x, [p for pair in reversed(pad) for p in pair], value=value)
 
 
-def _apply(op: Any, xs: list[torch.Tensor], own: dict[str, torch.Tensor], training: bool) -> torch.Tensor:
+def _in_parts(x: torch.Tensor, parts: Sequence[int], f: Callable[[torch.Tensor], torch.Tensor], dim: int = 0) -> Any:
+    """``f`` of each block of a channels-last tensor; of n blocks the first are one larger."""
+    if dim == len(parts):
+        return f(x)
+    blocks = torch.tensor_split(x, parts[dim], dim)
+    return torch.cat([_in_parts(b, parts, f, dim + 1) if b.numel() else b for b in blocks], dim)
+
+
+def _apply(
+    op: Any, xs: list[torch.Tensor], own: dict[str, torch.Tensor], training: bool, parts: Sequence[int] = ()
+) -> torch.Tensor:
     x, w, b = xs[0], own.get("weight"), own.get("bias")
     rank = x.ndim - 2
     match op.kind:
@@ -92,6 +110,12 @@ def _apply(op: Any, xs: list[torch.Tensor], own: dict[str, torch.Tensor], traini
             return _last(f(_first(x), op.kernel, op.stride, pad, op.ceil_mode, op.count_include_pad))
         case "global_avg_pool":
             return x.flatten(1, -2).mean(1)
+        case "norm" if parts:
+            return _in_parts(
+                x,
+                parts,
+                lambda p: _last(functional.batch_norm(_first(p), None, None, w, b, True, op.momentum, op.eps)),
+            )
         case "norm":
             y = functional.batch_norm(
                 _first(x), own["running_mean"], own["running_var"], w, b, training, op.momentum, op.eps
