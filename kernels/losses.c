@@ -99,6 +99,17 @@ INLINE double sum(const double *v, idx c) {
     return s;
 }
 
+INLINE double dot(const double *v, const double *w, idx c) {
+    double s = 0;
+    if (c <= FEW) {
+        for (idx j = 0; j < c; j++) s += v[j] * w[j];
+    } else {
+#pragma omp simd reduction(+ : s)
+        for (idx j = 0; j < c; j++) s += v[j] * w[j];
+    }
+    return s;
+}
+
 /* e = x - m over some positions. */
 INLINE void differences(const float *x, const float *m, idx rows, idx c, double *restrict e) {
     for (idx i = 0; i < rows; i++)
@@ -125,6 +136,13 @@ INLINE void maxima(const float *x, idx n, idx c, float *restrict m) {
         float best = -INFINITY;
         if (c <= FEW) {
             for (idx j = 0; j < c; j++) best = a[j] > best || a[j] != a[j] ? a[j] : best;
+        } else if (c < 32) { /* too short for vectors */
+            int bad = 0;
+            for (idx j = 0; j < c; j++) {
+                best = a[j] > best ? a[j] : best;
+                bad |= a[j] != a[j];
+            }
+            best = bad ? NAN : best;
         } else {
             int bad = 0;
 #pragma omp simd reduction(max : best) reduction(| : bad)
@@ -283,15 +301,15 @@ INLINE void dice_backward_part(const float *x, const float *m, const double *s, 
         softmax(x + r * c, m + r, s + r, rows, c, e);
         for (idx i = 0; i < rows; i++) {
             float *restrict o = g + (r + i) * c;
-            double *restrict p = e + i * c;
+            const double *p = e + i * c;
             const idx k = target[r + i] - start;
-            const double more = k >= 0 && k < c ? p[k] * hit[k] : 0;
-            for (idx j = 0; j < c; j++) {
-                o[j] = (float)rest[j];
-                p[j] *= rest[j];
+            double all = dot(p, rest, c);
+            for (idx j = 0; j < c; j++) o[j] = (float)rest[j];
+            if (k >= 0 && k < c) {
+                o[k] = (float)(rest[k] + hit[k]);
+                all += p[k] * hit[k];
             }
-            if (k >= 0 && k < c) o[k] = (float)(rest[k] + hit[k]);
-            inner[r + i] = sum(p, c) + more;
+            inner[r + i] = all;
         }
     }
 }

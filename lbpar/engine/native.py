@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +237,11 @@ class Native:
     # -- optimizers: see the rules in `lbpar.train.optim` ----------------------------------------------------------------
 
     def sgd(
-        self, p: Array, g: Array, v: Array | None, momentum: float, nesterov: bool, decay: float, rate: float
+        self, p: Array, g: Array, v: Sequence[Array], momentum: float, nesterov: bool, decay: float, rate: float
     ) -> None:
-        """Step of `SGD`: p and its velocity v (None: no momentum) are changed."""
+        """Step of `SGD`: p and its velocity v (none of them: no momentum) are changed."""
         a = self.pointer
-        velocity = self.null if v is None else a(v)
+        velocity = a(v[0]) if v else self.null
         self.lib.lbpar_sgd(a(p), a(g), velocity, p.size, momentum, nesterov, decay, rate, self.team(p.size))
 
     def adam(

@@ -9,6 +9,7 @@ import numpy as np
 
 from lbpar.train.optim.base import Optimizer, require
 from lbpar.train.optim.blocks import Array, chunks
+from lbpar.train.optim.compiled import passes
 from lbpar.train.optim.groups import Group
 from lbpar.train.optim.norms import Norms
 
@@ -52,8 +53,14 @@ class Adam(Optimizer):
         correct1, correct2 = (1 - b**self.steps for b in self.betas)
         root = sqrt(correct2)
         for param, weights in params.items():
-            decay, rate = self.decay(param), lr * self.group(param).lr_scale
-            for p, g, m, v in chunks(weights, grads[param], *self._slots(param)):
+            decay, rate = self.decay(param), float(lr * self.group(param).lr_scale)
+            blocks = weights, grads[param], *self._slots(param)
+            native = passes(*blocks)
+            if native is not None:  # the same arithmetic as below in one pass
+                keep, pull = (1 - rate * decay, 0.0) if self.decoupled else (1.0, decay)
+                native.adam(*blocks, self.betas, keep, pull, self.eps * root, rate * root / correct1)
+                continue
+            for p, g, m, v in chunks(*blocks):
                 s = self._scratch.get(p.dtype, p.size)
                 if decay and self.decoupled:
                     p *= 1 - rate * decay

@@ -8,6 +8,7 @@ import numpy as np
 
 from lbpar.train.optim.base import Optimizer, require
 from lbpar.train.optim.blocks import Array, chunks
+from lbpar.train.optim.compiled import passes
 from lbpar.train.optim.groups import Group
 from lbpar.train.optim.norms import Norms
 
@@ -48,8 +49,13 @@ class SGD(Optimizer):
 
     def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
         for param, weights in params.items():
-            decay, rate = self.decay(param), lr * self.group(param).lr_scale
-            for p, g, *velocity in chunks(weights, grads[param], *self._slots(param)):
+            decay, rate = self.decay(param), float(lr * self.group(param).lr_scale)
+            blocks = weights, grads[param], *self._slots(param)
+            native = passes(*blocks)
+            if native is not None:  # the same arithmetic as below in one pass
+                native.sgd(blocks[0], blocks[1], blocks[2:], self.momentum, self.nesterov, decay, rate)
+                continue
+            for p, g, *velocity in chunks(*blocks):
                 s = self._scratch.get(p.dtype, p.size)
                 d = g
                 if decay:
