@@ -104,7 +104,9 @@ class Norm(Op):
             out.append(Kernel("norm_backward_data", loops, reads, writes, (("shape", shape),), 5 * n))
         if self.affine and "dweight" in wanted:
             grads = self._vectors(c, "dweight", "dbias")
-            out.append(Kernel("norm_param_grads", (("C", c),), (self._stat("dsums", 2, c),), grads))
+            # Of each group's own sums: what is left to sum over groups travels with the other weight gradients.
+            inside = tuple((name, e) for name, e in loops if name == "C" or name in var)
+            out.append(Kernel("norm_param_grads", inside, (self._stat("dsums", 2, c, var),), grads))
         return tuple(out)
 
     def update(self, xs: Sequence[Shape]) -> tuple[Kernel, ...]:
