@@ -54,13 +54,14 @@ class Adam(Optimizer):
         root = sqrt(correct2)
         for param, weights in params.items():
             decay, rate = self.decay(param), float(lr * self.group(param).lr_scale)
-            blocks = weights, grads[param], *self._slots(param)
-            native = passes(*blocks)
+            means, squares = self._slots(param)
+            native = passes(weights, grads[param], means, squares)
             if native is not None:  # the same arithmetic as below in one pass
                 keep, pull = (1 - rate * decay, 0.0) if self.decoupled else (1.0, decay)
-                native.adam(*blocks, self.betas, keep, pull, self.eps * root, rate * root / correct1)
+                scalars = keep, pull, self.eps * root, rate * root / correct1
+                native.adam(weights, grads[param], means, squares, self.betas, *scalars)
                 continue
-            for p, g, m, v in chunks(*blocks):
+            for p, g, m, v in chunks(weights, grads[param], means, squares):
                 s = self._scratch.get(p.dtype, p.size)
                 if decay and self.decoupled:
                     p *= 1 - rate * decay
