@@ -12,7 +12,8 @@ def finish(program: Program, *, keep: bool, overlap: bool, bucket_bytes: int = 0
     """Order the steps of a freshly lowered program and insert frees."""
     steps = list(program.steps)
     if overlap:
-        steps = _sink_waits(_merge_gradients(_hoist_starts(steps), bucket_bytes), set(program.results.values()))
+        steps = _merge_gradients(_hoist_starts(steps), bucket_bytes)
+        steps = _sink_waits(_merge_statistics(steps, program, bucket_bytes), set(program.results.values()))
     steps = _donate(steps, program, keep)
     if not keep:
         steps = _free(steps, program)
@@ -79,6 +80,26 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
             held.clear()
         out.append(step)
     return out
+
+
+def _merge_statistics(steps: list[Step], program: Program, limit: int) -> list[Step]:
+    """Merge allreduces that are ready before the update (of statistics that norms kept apart until then), of one type
+    and over the same axes, into one message in front of it; none of them merges where ``limit`` is 0."""
+    update = [s for s in steps if getattr(s, "phase", None) == "update"]
+    made = {b for s in update for b in writes(s)}
+    groups: dict[tuple[object, ...], list[Start]] = {}
+    for step in update:
+        if isinstance(step, Start) and step.move.kind == "allreduce" and step.src not in made:
+            key = (step.move.axes, step.move.src.reduce, program.buffers[step.src].dtype)
+            groups.setdefault(key, []).append(step)
+    merged = [StartMany(tuple(g), "update") for g in groups.values() if len(g) > 1 and limit > 0]
+    if not merged:
+        return steps
+    gone = {s.dst for many in merged for s in many.starts}
+    first = next(i for i, s in enumerate(steps) if getattr(s, "phase", None) == "update")
+    rest = [s for s in steps[first:] if not (isinstance(s, (Start, Wait)) and s.dst in gone)]
+    waits = [Wait(s.dst, s.phase) for many in merged for s in many.starts]
+    return [*steps[:first], *merged, *waits, *rest]
 
 
 def _bytes(start: Start) -> int:

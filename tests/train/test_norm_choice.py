@@ -17,9 +17,10 @@ from lbpar.config.run_file import RunConfig, parse_run
 from lbpar.cost.machine import find_machine
 from lbpar.cost.price import price
 from lbpar.engine.registry import get_engine
-from lbpar.errors import ConfigError
+from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.plan.command import run as plan_command
+from lbpar.program.steps import Start, StartMany
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
@@ -115,10 +116,9 @@ def test_blocks_of_samples_and_of_space(
 
 
 def test_local_statistics_with_the_other_engine() -> None:
-    pytest.importorskip("lbpar.engine.onednn")
     try:
         engine = get_engine("onednn", "float32", 1)
-    except ConfigError as error:
+    except LbparError as error:
         pytest.skip(str(error))
     got, feeds, state = ran(
         2, "parallel.strategy=data", "parallel.norm=local", engine=engine, dtype=np.float32, keep=True
@@ -194,3 +194,23 @@ def test_a_network_that_is_given_to_the_api_obeys() -> None:
     g = GraphBuilder((3,))
     with pytest.raises(ConfigError, match="has no norm"):
         api.make_plan(config, g.build(g.linear(g.input, 2)))
+
+
+@pytest.mark.parametrize("procs", [2, 3])
+def test_local_norms_wait_for_nobody_and_send_two_messages_a_step(procs: int) -> None:
+    """In training, beside the loss: one message for all gradients, one for all running statistics."""
+    changes = ("parallel.strategy=data", "parallel.norm=local")
+    got, _, state = ran(procs, *changes, bucket_bytes=1 << 22, keep=False, input_grad=False, steps=2, rate=0.1)
+    starts = [s for s in got.program.steps if isinstance(s, (Start, StartMany))]
+    messages = [s for s in starts if not isinstance(s, Start) or s.node != "loss"]
+    assert [(type(s), s.phase, len(s.starts)) for s in messages if isinstance(s, StartMany)] == [
+        (StartMany, "backward", 9),
+        (StartMany, "update", 2),
+    ]
+    assert len(messages) == 2
+    assert_counted(got, steps=2)
+    plain, *_ = ran(procs, *changes, keep=False, input_grad=False, steps=2, rate=0.1)
+    for name in state:
+        close(got.state(name), plain.state(name), name, 1e-12)
+    priced = price(got.program, find_machine("laptop"), "float64")
+    assert sum(s.messages for s in priced.steps if s.phase == "update") == 2 * (procs - 1)
