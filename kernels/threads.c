@@ -27,8 +27,8 @@ static uint64_t control(void) { return 0; }
 static void set_control(uint64_t word) { (void)word; }
 #endif
 
-static void apply(void *bits) {
-    const uint64_t word = control(), wanted = (word & ~(uint64_t)FLUSH) | *(uint64_t *)bits;
+static void apply(uint64_t bits) {
+    const uint64_t word = control(), wanted = (word & ~(uint64_t)FLUSH) | bits;
     if (wanted != word) set_control(wanted);
 }
 
@@ -46,16 +46,13 @@ int64_t lbpar_flush_bits(void) { return FLUSH; }
 
 /* Sets the bits in this thread and in the OpenMP threads that work for it; returns what this thread had.
  *
- * `fork` starts a parallel region in another OpenMP runtime (its GOMP_parallel), whose threads are then set as well.
+ * GNU's OpenMP keeps its threads as they are, and is one and the same for all libraries of a process (the loader sees to
+ * it). Intel's and LLVM's give their threads the bits of the thread that starts a parallel region, each time.
  */
-int64_t lbpar_flush(int64_t bits, int threads, void (*fork)(void (*)(void *), void *, unsigned, unsigned)) {
-    uint64_t wanted = (uint64_t)bits;
+int64_t lbpar_flush(int64_t bits, int threads) {
     const int64_t before = (int64_t)(control() & FLUSH);
-    apply(&wanted); /* first, for threads inherit it from the one that starts them */
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        apply(&wanted);
-        if (fork) fork(apply, &wanted, (unsigned)threads, 0);
-    }
+    apply((uint64_t)bits); /* first, for new threads inherit it */
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    apply((uint64_t)bits);
     return before;
 }

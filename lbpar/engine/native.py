@@ -5,7 +5,6 @@ Where no C compiler is found whoever asked does without them.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ int lbpar_adam(void *p, const void *g, void *m, void *v, int64_t n, double keep,
 
 int lbpar_threads(void);
 int64_t lbpar_flush_bits(void);
-int64_t lbpar_flush(int64_t bits, int threads, void *fork);
+int64_t lbpar_flush(int64_t bits, int threads);
 """
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -89,9 +88,7 @@ class Native:
         self.lib: Any = ffi.dlopen(str(path))
         self.pointer = address_of(ffi)
         self.null = ffi.NULL
-        self._ffi = ffi
         self.path, self.threads = path, threads
-        self.fork = self.null
 
     def team(self, size: int) -> int:
         """Threads for a pass over so many elements."""
@@ -271,12 +268,7 @@ class Native:
         """Set the bits that decide about denormals (None: flush to zero); returns those that this thread had."""
         lib = self.lib
         wanted = lib.lbpar_flush_bits() if bits is None else bits
-        return int(lib.lbpar_flush(wanted, self.threads or lib.lbpar_threads(), self.fork))
-
-    def reach(self, library: str) -> None:
-        """Let `flushing` reach the threads of the OpenMP runtime that a library (already loaded) uses, if it is another."""
-        theirs, ours = _parallel(library), _parallel(str(self.path))
-        self.fork = self._ffi.cast("void *", 0 if theirs == ours else theirs)
+        return int(lib.lbpar_flush(wanted, self.threads or lib.lbpar_threads()))
 
 
 class Flushing:
@@ -315,14 +307,6 @@ def is_dense(*arrays: Array) -> bool:
         if a.dtype != _F32 or not a.flags.c_contiguous or not a.size:
             return False
     return True
-
-
-def _parallel(library: str) -> int:
-    """Address of the function that starts a parallel region in the OpenMP runtime of a loaded library; 0: has none."""
-    try:
-        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return 0
 
 
 def check(status: int) -> None:

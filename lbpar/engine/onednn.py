@@ -67,8 +67,6 @@ class OneDnnEngine(CompiledLosses):
         self._plans: dict[Any, Any] = {}
         self.pool = Pool()
         self.native = native(self._context.max_threads())
-        if self.native is not None:
-            self.native.reach(self._context.library.path)
 
     def running(self) -> AbstractContextManager[None]:
         """Denormal numbers count as zero: gradients that fade away would make convolutions several times slower."""
