@@ -90,3 +90,12 @@ def test_a_checkpoint_of_all_ranks_is_read_under_another_plan(transport: MpiTran
     second = trainer(transport, "parallel.strategy=data")
     assert second.resume(shared)
     assert_blocks(second, [*records, *second.train()], train(run_file()))
+
+
+@pytest.mark.parametrize("choice", ["local", "sample"])
+def test_norms_with_statistics_of_their_own(transport: MpiTransport, choice: str) -> None:
+    """The run of as many virtual ranks under the same plan."""
+    changes = ["parallel.strategy=data", f"parallel.norm={choice}"]
+    assert_blocks(
+        trained := trainer(transport, *changes), list(trained.train()), train(run_file(changes), transport.size)
+    )
