@@ -131,11 +131,11 @@ def run_lbpar(spec: Job, steps: int) -> None:
 
 def predicted_seconds(config: Any, graph: Any, plan: Any, transport: Any) -> float | None:
     """Seconds of a step as lbpar's cost model prices the plan, on rank 0; None on the others. Called by all ranks."""
-    from lbpar.cost.machine import find_machine
     from lbpar.plan.choose import Settings
     from lbpar.plan.resolve import optimizer_name
+    from lbpar.train.measure.machine import machine_of
 
-    machine = find_machine(config.machine) if transport.rank == 0 else None
+    machine = machine_of(config.machine, config.engine, transport)
     if transport.rank:
         return None
     optimizer = optimizer_name(config.train.optimizer)
