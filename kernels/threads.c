@@ -41,8 +41,14 @@ int lbpar_threads(void) {
 #endif
 }
 
-/* Bits of a thread that flushes. */
-int64_t lbpar_flush_bits(void) { return FLUSH; }
+/* Bits of a thread that flushes; none without OpenMP, when the threads of other libraries could not be reached. */
+int64_t lbpar_flush_bits(void) {
+#ifdef _OPENMP
+    return FLUSH;
+#else
+    return 0;
+#endif
+}
 
 /* Sets the bits in this thread and in the OpenMP threads that work for it; returns what this thread had.
  *
