@@ -137,7 +137,7 @@ class Transfers:
         add = move.kind == "accumulate"
 
         def finish() -> Array:
-            out = self._kept(plan, array)
+            out = self._kept(plan, array, add)
             arrived = request.wait()
             for p in plan.recvs:
                 self.engine.unpack(arrived[p.peer], out, p.index, accumulate=add)
@@ -148,16 +148,21 @@ class Transfers:
     _halo = _p2p
     _accumulate = _p2p
 
-    def _kept(self, plan: Exchange, array: Array) -> Array:
-        """A new destination array holding what stays on this rank, zero elsewhere."""
-        if plan.keep is None:
-            return np.zeros(plan.shape, array.dtype)
-        src, dst = plan.keep
-        part = self.engine.pack(array, src)
-        if part.shape == plan.shape:
-            return part
-        out = np.zeros(plan.shape, array.dtype)
-        self.engine.unpack(part, out, dst)
+    def _kept(self, plan: Exchange, array: Array, add: bool = False) -> Array:
+        """A new destination array holding what stays on this rank; zero elsewhere, but for what arrivals will overwrite."""
+        kept = 0
+        if plan.keep is not None:
+            src, dst = plan.keep
+            # Straight from one array into the other: halos carry whole activations along.
+            part = array[src] if all(isinstance(i, slice) for i in src) else self.engine.pack(array, src)
+            kept = part.size
+            if part.shape == plan.shape:
+                return self.engine.pack(array, src)
+        out = self.engine.empty(plan.shape, array.dtype)
+        if kept + (0 if add else sum(p.size for p in plan.recvs)) < out.size:
+            out[...] = 0
+        if kept:
+            self.engine.unpack(part, out, dst)
         return out
 
     def _packed(self, plan: Exchange, array: Array, own: bool = True) -> tuple[Array, list[int]]:
