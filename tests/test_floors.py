@@ -35,7 +35,8 @@ def imports(path: Path) -> set[str]:
 
 def files(room: str) -> list[Path]:
     single = ROOT / f"{room}.py"
-    return [single] if single.is_file() else sorted((ROOT / room).rglob("*.py"))
+    # Where a program starts, every room may be entered.
+    return [single] if single.is_file() else sorted(p for p in (ROOT / room).rglob("*.py") if p.name != "__main__.py")
 
 
 def inside(name: str, package: str) -> bool:

@@ -46,6 +46,7 @@ class RateConfig(Section):
     m: Count = Field(description="Rows of the product: samples times positions of the local block.")
     n: Count = Field(description="Columns: local filters.")
     k: Count = Field(description="Terms of each sum: local channels times taps.")
+    taps: Count = Field(default=1, description="Taps of the window, as in 9 for 3 x 3.")
     dtype: Text = Field(default="float32", description="Type of the elements.")
     rate: Positive = Field(description="Operations per second reached (a multiply-add is two).")
 
@@ -61,7 +62,12 @@ class ComputeConfig(Section):
     memory_bandwidth: Positive = Field(description="Bytes per second to and from the device's memory.")
     overhead: NonNegative = Field(default=0.0, description="Seconds that starting a kernel costs.")
     table: tuple[RateConfig, ...] = Field(
-        default=(), description="Measured rates; where a kernel has entries, the nearest shape's rate is used."
+        default=(),
+        description="Measured rates; where a kernel has entries, its rate is a mean of those of near shapes.",
+    )
+    speeds: dict[str, Positive] = Field(
+        default_factory=dict,
+        description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`; others run at `memory_bandwidth`.",
     )
     source: Text = Field(description="Where the numbers come from.")
 
@@ -79,6 +85,10 @@ class MachineFile(Section):
         default=1.0, description="Part of communication that can go on while the device computes."
     )
     memory: Bytes = Field(description="Memory of one device.")
+    cores: Count | None = Field(
+        default=None,
+        description="Processes of one node that can compute at the same time; more of them take turns. Default: all.",
+    )
     compute: ComputeConfig = Field(description="What one device computes.")
     notes: Any = Field(default=None, description="Free.")
 

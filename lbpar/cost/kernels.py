@@ -57,16 +57,30 @@ def flops(kernel: Kernel, local: Mapping[str, Many]) -> Many:
     return kernel.flops * prod((local[loop] / max(1, e) for loop, e in kernel.loops), start=1.0)
 
 
+def touched(kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
+    """Bytes of a block's operands."""
+    extents = dict(kernel.loops)
+    return sum(local_size(o, local, extents) * item_bytes(o.dtype, dtype) for o in (*kernel.reads, *kernel.writes))
+
+
+def busy(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Many:
+    """Processes with a block of a kernel, or with a copy of another's, when ``ways`` parts are made of each loop."""
+    out: Many = procs
+    for loop, extent in kernel.loops:
+        parts = ways.get(loop, 1)
+        out = out / parts * np.minimum(parts, extent)
+    return out
+
+
 def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
     """Seconds of a kernel on a block: arithmetic or memory, whichever takes longer, and the start."""
-    extents = dict(kernel.loops)
-    touched = sum(local_size(o, local, extents) * item_bytes(o.dtype, dtype) for o in (*kernel.reads, *kernel.writes))
     c = machine.file.compute
-    seconds = touched / c.memory_bandwidth
+    moved = touched(kernel, local, dtype)
     shape = matrix_shape(kernel, local)
-    if shape is not None:
-        seconds = np.maximum(seconds, flops(kernel, local) / machine.rate(plain_name(kernel.name), *shape, dtype))
-    return seconds + c.overhead
+    if shape is None:
+        return moved / c.speeds.get(kernel.name, c.memory_bandwidth) + c.overhead
+    rate = machine.rate(plain_name(kernel.name), *shape, dtype, taps(kernel))
+    return np.maximum(moved / c.memory_bandwidth, flops(kernel, local) / rate) + c.overhead
 
 
 def plain_name(kernel: str) -> str:
@@ -80,10 +94,14 @@ def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many,
     if not name.startswith(("conv", "linear")):
         return None
     rows = prod((v for loop, v in local.items() if loop in ("N", "D", "H", "W")), start=1)
-    taps = prod((w.kernel for w in dict(kernel.attrs).get("windows", ())), start=1)
-    f, c = local["F"], local["C"]
+    f, c, t = local["F"], local["C"], taps(kernel)
     if "backward_weights" in name:
-        return c * taps, f, rows
+        return c * t, f, rows
     if name.endswith("backward_data"):
-        return rows, c, f * taps
-    return rows, f, c * taps
+        return rows, c, f * t
+    return rows, f, c * t
+
+
+def taps(kernel: Kernel) -> int:
+    """Taps of a kernel's windows together; 1 without windows."""
+    return prod((w.kernel for w in dict(kernel.attrs).get("windows", ())), start=1)

@@ -129,19 +129,37 @@ class Machine:
         hops = _hops(prod(x.ways for x in parts), "log")
         return hops * parts[-1].alpha, hops / 2 / parts[-1].bandwidth
 
+    def turns(self, busy: Many, procs: int) -> Many:
+        """How many times longer a kernel takes because processes share cores.
+
+        Parameters
+        ----------
+        busy : float or array
+            Processes, of all ``procs``, that run it at the same time.
+        """
+        if self.file.cores is None:
+            return 1.0
+        nodes = max(1.0, procs / (self.file.levels[0].size or procs))
+        return np.maximum(1.0, busy / nodes / self.file.cores)
+
     def copy_seconds(self, size: Many) -> Many:
         """Seconds to read and write so many bytes in the device's memory."""
         return 2 * size / self.file.compute.memory_bandwidth
 
-    def rate(self, kernel: str, m: Many, n: Many, k: Many, dtype: str) -> Many:
-        """Operations per second of a matrix-like kernel with ``m`` rows, ``n`` columns and ``k`` terms."""
+    def rate(self, kernel: str, m: Many, n: Many, k: Many, dtype: str, taps: int = 1) -> Many:
+        """Operations per second of a matrix-like kernel with ``m`` rows, ``n`` columns and ``k`` terms.
+
+        Between the shapes of a measured table it is their geometric mean, weighted by the inverse fourth power of the distance between
+        the logarithms of shapes (Shepard 1968).
+        """
         c = self.file.compute
         table = self._tables.get((kernel, dtype))
         if table is not None:
-            where, rates = table
-            at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in (m, n, k))), -1))
-            gap = ((at[..., None, :] - where) ** 2).sum(-1)
-            return rates[gap.argmin(-1)]
+            where, log_rates = table
+            shape = (m, n, k, float(taps))
+            at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in shape)), -1))
+            weight = 1.0 / (((at[..., None, :] - where) ** 2).sum(-1) + 1e-6) ** 2
+            return np.exp((weight * log_rates).sum(-1) / weight.sum(-1))
         peak = c.peak.get(dtype) or c.peak["float32" if "float32" in c.peak else next(iter(c.peak))]
         return (
             peak
@@ -160,7 +178,7 @@ class Machine:
         for r in self.file.compute.table:
             rows.setdefault((r.kernel, r.dtype), []).append(r)
         return {
-            key: (np.log([(r.m, r.n, r.k) for r in found]), np.array([r.rate for r in found]))
+            key: (np.log([(r.m, r.n, r.k, r.taps) for r in found]), np.log([r.rate for r in found]))
             for key, found in rows.items()
         }
 
@@ -187,23 +205,18 @@ def machine_names() -> list[str]:
 
 
 def find_machine(which: str) -> Machine:
-    """A machine by name, by file, or ``auto``.
+    """A machine by name or by file. (``auto`` is measured, which needs an engine: `lbpar.train.measure.machine`.)
 
     Parameters
     ----------
     which : str
-        A name of `machine_names`, the path of a machine file, or ``auto``: a quick measurement of this machine's
-        arithmetic and memory, with the links of ``laptop``.
+        A name of `machine_names`, or the path of a machine file.
 
     Raises
     ------
     ConfigError
         No such machine (with the nearest name), or a mistake in the file.
     """
-    if which == "auto":
-        from lbpar.cost.quick import measure  # measuring takes a moment: only when asked for
-
-        return measure()
     names = machine_names()
     if which in names:
         text = (files("lbpar.cost") / "machines" / f"{which}.yaml").read_text(encoding="utf-8")

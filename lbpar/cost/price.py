@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
-from lbpar.cost.kernels import flops, item_bytes, kernel_seconds, local_extents
+from lbpar.cost.kernels import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.traffic import longest, traffic
 from lbpar.layout.exchange import allreduce_volume
@@ -129,8 +129,11 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
 def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer: str) -> StepPrice:
     match step:
         case Compute():
-            local = local_extents(step.kernel, program.plan.grid, program.plan[owner(step, program)])
-            seconds = float(kernel_seconds(machine, step.kernel, local, dtype))
+            grid, op_grid = program.plan.grid, program.plan[owner(step, program)]
+            local = local_extents(step.kernel, grid, op_grid)
+            ways = {loop: grid.ways(axes) for loop, axes in op_grid.items()}
+            turns = machine.turns(busy(step.kernel, ways, grid.size), grid.size)
+            seconds = float(kernel_seconds(machine, step.kernel, local, dtype) * turns)
             work = float(flops(step.kernel, local))
             return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
         case Start():
@@ -151,7 +154,8 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
             )
         case Update():
             size = sum(local_bytes(program, p, dtype) for p in step.params)
-            seconds = machine.copy_seconds(size) * (1.5 + SLOTS[optimizer])
+            procs = program.plan.grid.size
+            seconds = float(machine.copy_seconds(size) * (1.5 + SLOTS[optimizer]) * machine.turns(procs, procs))
             return StepPrice("update", "", step.phase, seconds, what="optimizer")
         case Wait():
             return StepPrice("none", "", step.phase, 0.0, what=step.dst)

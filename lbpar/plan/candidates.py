@@ -6,7 +6,8 @@ The rules that keep the space small (the command prints those that were in force
    depth, height, width take the slowest axes in this order, channels and filters the fastest; idle axes lie between.
 2. Where both channels and filters are split, both orders are candidates, so that the filters of one layer can be the channels
    of the next on the same axes. Channels of layers without weights come in every such order, too.
-3. No loop is split into more parts than it has indices.
+3. No loop is split into more parts than it has indices; only samples are where processes share cores, because a process without a
+   sample leaves its core to others, and one that repeats another's work does not.
 4. Spatial loops of equal extent are split in the order depth, height, width: a later one never more often.
 5. A flattened dimension is split along samples and its first spatial dimension (evenly) only; a concatenation is not split along
    channels; a grouped convolution along whole groups, evenly.
@@ -63,7 +64,7 @@ def _splits(count: int, loops: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def candidates(kind: str, loops: Mapping[str, int], grid: Grid) -> tuple[OpGrid, ...]:
+def candidates(kind: str, loops: Mapping[str, int], grid: Grid, spare: bool = False) -> tuple[OpGrid, ...]:
     """All candidate grids of an op, by the rules of this module; idle ones included.
 
     Parameters
@@ -74,9 +75,13 @@ def candidates(kind: str, loops: Mapping[str, int], grid: Grid) -> tuple[OpGrid,
         Its loops and their extents, as `Op.loops` gives them.
     grid : Grid
         The processes.
+    spare : bool
+        Samples may be split into more parts than there are.
     """
     extents = dict(loops)
-    names = [n for n, e in loops.items() if e > 1 and _may_split(kind, n, extents)]
+    if spare and "N" in extents:
+        extents["N"] = max(extents["N"], grid.size)
+    names = [n for n, e in extents.items() if e > 1 and _may_split(kind, n, extents)]
     slow = tuple(n for n in ("N", *SPATIAL) if n in names)
     fast = tuple(n for n in ("F", "C", "G") if n in names)
     # How often a loop may be split: at most once per index, evenly where the rules say so.

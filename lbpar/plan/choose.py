@@ -2,7 +2,8 @@
 
 The search minimises the sum of all steps, exactly, over candidate grids (`lbpar.plan.candidates`). Where the machine hides
 communication behind computation, it is run once more with the sums of weight gradients at a discount. Both optima and the
-named strategies are lowered and simulated on two queues, and the fastest that fits in memory is taken.
+named strategies are lowered and simulated on two queues, and the fastest that fits in memory is taken; of several as fast, the one
+that sends the fewest messages.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from lbpar.program.steps import Program
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4
+#: Step times that differ by no more are taken as equal: measured ones differ by more from the prediction, and from each other.
+ALIKE = 0.03
 #: Part of the weight gradients' sums that the second search takes as hidden behind computation.
 HIDDEN = 0.9
 
@@ -182,14 +185,20 @@ def choose_plan(
         others.sort(key=lambda o: o.seconds)
     fitting = [o for o in others if memory_limit is None or o.memory.peak <= memory_limit]
     best, solution = min(found, key=lambda f: f[0].seconds)
-    if fitting and fitting[0].seconds < best.seconds * (1 - 1e-9):
-        best = fitting[0]
+    best = simplest([best, *fitting])
     space = _space(tables, solution, grid, procs)
     choice = Choice(
         best.plan, best, solution, tables, machine, batch, dtype, optimizer, space, tuple(others), memory_limit, spent
     )
     choice.notes += list(_notes(choice, procs, grid))
     return choice
+
+
+def simplest(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of those that are as fast as the fastest, within what prices can tell apart, the one with the fewest messages."""
+    fastest = min(o.seconds for o in outcomes)
+    alike = [o for o in outcomes if o.seconds <= fastest * (1 + ALIKE)]
+    return min(alike, key=lambda o: (o.price.messages, o.seconds))
 
 
 def plan_of(tables: Tables, choice: Mapping[str, int], grid: Grid) -> Plan:

@@ -6,11 +6,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lbpar.config.engine import EngineConfig
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
@@ -18,7 +19,7 @@ from lbpar.config.plan_file import PlanFile, save_plan_file
 from lbpar.config.report import check, nearest
 from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.config.section import parse_bytes
-from lbpar.cost.machine import find_machine, machine_names
+from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
@@ -87,9 +88,19 @@ class Job:
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]]
     dtype: str
     optimizer: str
+    engine: EngineConfig
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+#: Finds the machine of this name or file, for an engine; ``auto`` needs one that can measure.
+FindMachine = Callable[[str, EngineConfig], Machine]
+
+
+def named_machine(which: str, engine: EngineConfig) -> Machine:
+    """A machine by name or by file."""
+    return find_machine(which)
+
+
+def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
     """Run the command; raises LbparError for what the user can mend."""
     args = parser().parse_args(argv)
     if args.cost == "pase":
@@ -97,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.cost == "gholami":
         return _gholami(args)
     job = _job(args)
-    choice = _choose(job, args)
+    choice = _choose(job, args, find(job.machine, job.engine))
     report = explain(choice, job.model if isinstance(job.model, str) else None)
     if args.json == "-":
         print(json.dumps(report, indent=2))
@@ -134,8 +145,7 @@ def save(choice: Choice, path: str, job: Job) -> None:
     save_plan_file(PlanFile.model_validate(content), path)
 
 
-def _choose(job: Job, args: argparse.Namespace) -> Choice:
-    machine = find_machine(job.machine)
+def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
     options: dict[str, Any] = {
         "memory_limit": job.memory,
         "dtype": job.dtype,
@@ -191,6 +201,8 @@ def _job(args: argparse.Namespace) -> Job:
         raise ConfigError(
             f"--strategy: got {strategy!r}, {nearest(strategy, NAMES)}expected one of {', '.join(NAMES)}, or a plan file."
         )
+    engine = config.engine if config else EngineConfig()
+    dtype = args.dtype or engine.dtype
     return Job(
         load_graph(section, config.parallel.norm if config else None).with_loss(_loss(args, config)),
         _model_text(section),
@@ -200,8 +212,9 @@ def _job(args: argparse.Namespace) -> Job:
         memory,
         strategy,
         config.parallel.layers if config else {},
-        args.dtype or (config.engine.dtype if config else "float32"),
+        dtype,
         args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
+        engine.model_copy(update={"dtype": dtype}),
     )
 
 
@@ -283,10 +296,10 @@ def _write(path: str, text: str, option: str) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
     """`main` with errors on one line instead of a traceback."""
     try:
-        return main(argv)
+        return main(argv, find)
     except LbparError as error:
         print(f"lbpar plan: {error}", file=sys.stderr)
         return 2

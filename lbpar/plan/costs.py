@@ -128,7 +128,8 @@ def build_tables(
         made = pricing.memo.get(memo)
         if made is None:
             op, xs = parts[0][0], parts[0][1]
-            grids = (dict(forced),) if forced is not None else candidates(op.kind, op.loops(xs), pricing.grid)
+            loops, spare = op.loops(xs), pricing.shares_cores
+            grids = (dict(forced),) if forced is not None else candidates(op.kind, loops, pricing.grid, spare)
             made = pricing.memo[memo] = (len(grids), _group_table(parts, grids, pricing))
         considered += made[0]
         nodes[name] = made[1]

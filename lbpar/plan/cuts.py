@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,10 @@ class Cuts:
     def mask_array(self) -> Ints:
         """Bits of every cut."""
         return np.array(self.masks, np.int32)
+
+    def ways(self) -> Ints:
+        """Parts that every cut makes."""
+        return np.array([prod(s) for s in self.sizes])
 
     def blocks(self, extent: int) -> Ints:
         """Longest block of every cut of an extent."""

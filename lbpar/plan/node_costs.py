@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.cost.kernels import item_bytes, kernel_seconds, local_size
+from lbpar.cost.kernels import busy, item_bytes, kernel_seconds, local_size
 from lbpar.cost.machine import Machine
 from lbpar.cost.price import SLOTS
 from lbpar.graph.loops import Index, Kernel, Operand, Shape
@@ -39,6 +39,11 @@ class Pricing:
 
     def __post_init__(self) -> None:
         self.links, self.cuts = Links(self.machine, self.grid), Cuts(self.grid)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether there are more processes than cores."""
+        return bool(self.machine.turns(self.grid.size, self.grid.size) > 1)
 
     @property
     def item(self) -> int:
@@ -180,7 +185,12 @@ class _Node:
             self.moves += np.where(group > 0, seconds + self.p.machine.copy_seconds(held * item), 0.0)
 
     def run(self, kernel: Kernel, home: Operand | None) -> None:
-        self.compute += kernel_seconds(self.p.machine, kernel, self.local(kernel), self.p.dtype)
+        machine, procs = self.p.machine, self.p.grid.size
+        seconds = kernel_seconds(machine, kernel, self.local(kernel), self.p.dtype)
+        if machine.file.cores is not None:
+            ways = {loop: self.p.cuts.ways()[cut] for loop, cut in self.loop_cuts.items()}
+            seconds = seconds * machine.turns(busy(kernel, ways, procs), procs)
+        self.compute += seconds
         for o in kernel.reads:
             if o.value == "dy" and home is not None:
                 key = ("dy", o.dims)
@@ -257,7 +267,8 @@ class _Node:
             trained = param.kind != "statistic"
             self.memory += size * (2 + SLOTS[p.optimizer] if trained else 1)
             if trained:
-                self.compute += p.machine.copy_seconds(size) * (1.5 + SLOTS[p.optimizer])
+                turns = p.machine.turns(p.grid.size, p.grid.size)
+                self.compute += p.machine.copy_seconds(size) * (1.5 + SLOTS[p.optimizer]) * turns
 
 
 def _is_input(value: str) -> bool:

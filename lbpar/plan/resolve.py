@@ -11,7 +11,7 @@ from lbpar.config.optimizers import AnyOptimizer, Sgd
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
 from lbpar.config.run_file import RunConfig
-from lbpar.cost.machine import find_machine
+from lbpar.cost.machine import Machine
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
@@ -21,20 +21,19 @@ from lbpar.plan.strategies import strategy_plan
 from lbpar.program.plan import OpGrid, Plan
 
 
-def plan_run(config: RunConfig, graph: Graph, batch: int, procs: int) -> Plan:
-    """The plan that a run file asks for, chosen by cost where it says ``auto``.
+def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
+    """Whether a run file leaves the plan to the cost model."""
+    return parallel.strategy == "auto" and (procs > 1 or parallel.memory is not None)
 
-    `resolve_plan`, with the run file's machine, memory limit, type and optimizer. ``machine: auto`` measures, so that
-    two processes may choose differently: let one choose for all.
-    """
+
+def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine: Machine) -> Plan:
+    """The cheapest plan on a machine, with the run file's memory limit, type, optimizer and exceptions per layer."""
     parallel = config.parallel
-    if parallel.strategy != "auto" or (procs == 1 and parallel.memory is None):
-        return resolve_plan(parallel, graph, batch, procs)
     choice = choose_plan(
         graph,
         batch,
         procs,
-        find_machine(config.machine),
+        machine,
         memory_limit=parallel.memory,
         dtype=config.engine.dtype,
         optimizer=optimizer_name(config.train.optimizer),

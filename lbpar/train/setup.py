@@ -7,6 +7,7 @@ from typing import Any
 from lbpar.config.engine import EngineConfig
 from lbpar.config.run_file import RunConfig
 from lbpar.config.training import TrainConfig
+from lbpar.cost.machine import find_machine
 from lbpar.data.dataset import Dataset, open_dataset
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
@@ -15,9 +16,10 @@ from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
-from lbpar.plan.resolve import plan_run
+from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
 from lbpar.threads import share
+from lbpar.train.measure.machine import AUTO, machine_of
 from lbpar.train.together import check_alike, together
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
@@ -49,17 +51,20 @@ def check_procs(config: RunConfig, procs: int) -> None:
 def build_plan(
     config: RunConfig, graph: Graph, procs: int, batch: int | None = None, transport: Transport | None = None
 ) -> Plan:
-    """The plan that a run file asks for on so many processes.
+    """The plan that a run file asks for on so many processes, chosen by cost where it says ``auto``.
 
-    With a transport, rank 0 chooses for all (a measured machine may differ from rank to rank), and the call is collective.
+    With a transport, rank 0 chooses for all (two ranks may price differently in the last digit), and the call is collective.
     """
     batch = config.train.batch if batch is None else batch
-    if transport is None or transport.size == 1 or config.parallel.strategy != "auto":
-        return plan_run(config, graph, batch, procs)
+    if not is_chosen(config.parallel, procs):
+        return resolve_plan(config.parallel, graph, batch, procs)
+    if transport is None or transport.size == 1:
+        return chosen_plan(config, graph, batch, procs, machine_of(config.machine, config.engine))
+    measured = machine_of(AUTO, config.engine, transport) if config.machine == AUTO else None
     plan = None
     with together(transport):
         if transport.rank == 0:
-            plan = plan_run(config, graph, batch, procs)
+            plan = chosen_plan(config, graph, batch, procs, measured or find_machine(config.machine))
     chosen: Plan = transport.bcast(plan)
     return chosen
 

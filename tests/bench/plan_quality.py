@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.config.machine_file import MachineFile
-from lbpar.cost.machine import Machine, find_machine
+from lbpar.config.engine import EngineConfig
 from lbpar.engine.registry import get_engine
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
@@ -28,6 +27,7 @@ from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.plan.choose import Outcome, Settings, choose_plan
 from lbpar.train.executor import Executor
 from lbpar.train.initial import initial_state
+from lbpar.train.measure.machine import machine_of
 from lbpar.transport.launch import connect, run_main
 from lbpar.verify.plans import random_plan
 
@@ -118,9 +118,7 @@ def main() -> int:
     args = p.parse_args()
     transport = connect()
     engine = get_engine(args.engine, "float32", 1)
-    # Rank 0 measures the machine for all: the same numbers give the same plans.
-    found = find_machine(args.machine).file.model_dump(mode="json") if transport.rank == 0 else None
-    machine = Machine(MachineFile.model_validate(transport.bcast(found)))
+    machine = machine_of(args.machine, EngineConfig(name=args.engine, threads=1), transport)
     report = {}
     if transport.rank == 0:
         print("| network | plans | rank correlation | chosen | best measured | regret | predicted / measured |")

@@ -8,7 +8,6 @@ import pytest
 
 from lbpar.config.machine_file import load_machine_file, save_machine_file
 from lbpar.cost.machine import Machine, find_machine, machine_names
-from lbpar.cost.quick import measure
 from lbpar.errors import ConfigError
 from lbpar.layout.grid import Grid
 
@@ -84,14 +83,8 @@ def test_measured_tables_win_over_the_model(tmp_path: Path) -> None:
         type(file).model_validate({**file.model_dump(), "compute": {**file.compute.model_dump(), "table": [row]}}), path
     )
     m = Machine(load_machine_file(path))
-    assert m.rate("conv_forward", 90, 10, 10, "float32") == 123.0
+    assert m.rate("conv_forward", 90, 10, 10, "float32") == pytest.approx(123.0)
     assert m.rate("linear_forward", 90, 10, 10, "float32") != 123.0
-
-
-def test_auto_measures_this_machine() -> None:
-    m = measure(1)
-    assert m.file.compute.table and all(r.rate > 1e6 for r in m.file.compute.table)
-    assert find_machine("auto").memory > 0
 
 
 @pytest.mark.parametrize(
@@ -100,6 +93,7 @@ def test_auto_measures_this_machine() -> None:
         ("perlmuter-a100", "did you mean 'perlmutter-a100'"),
         ("gone.yaml", "no such machine file"),
         ("x", "expected auto, a machine file"),
+        ("auto", "expected auto, a machine file"),
     ],
 )
 def test_unknown_machines_are_refused(given: str, words: str) -> None:

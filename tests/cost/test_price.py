@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lbpar.cost.kernels import kernel_seconds, local_extents
-from lbpar.cost.machine import find_machine
+from lbpar.cost.machine import Machine, find_machine
 from lbpar.cost.memory import memory
 from lbpar.cost.price import local_bytes, price
 from lbpar.cost.simulate import simulate
@@ -129,3 +129,18 @@ def test_a_machine_without_overlap_takes_the_sum() -> None:
     program = lower(graph, strategy_plan("data", graph, Grid.of(4), 8), 8)
     priced = price(program, laptop)
     assert simulate(program, priced, laptop).seconds == pytest.approx(priced.seconds)
+
+
+def test_processes_that_share_cores_take_turns() -> None:
+    """Four processes on two cores: twice the time where all have work (or repeat it), the same where two have none."""
+    graph = build_model("lenet").with_loss(CrossEntropy())
+    grid = Grid.of(4)
+    shared = Machine(MACHINE.file.model_copy(update={"cores": 2, "levels": MACHINE.file.levels[-1:]}))
+    own = Machine(MACHINE.file.model_copy(update={"levels": MACHINE.file.levels[-1:]}))
+    cases = ((4, {"N": (0, 1)}, 2.0), (4, {"N": (0,)}, 2.0), (2, {"N": (0, 1)}, 1.0), (3, {"N": (0, 1)}, 1.5))
+    for batch, op_grid, times in cases:
+        program = lower(graph, Plan(grid, {n.name: op_grid for n in graph.ops}), batch)
+        costs = zip(program.steps, price(program, own).steps, price(program, shared).steps, strict=True)
+        for step, one, two in costs:
+            if isinstance(step, Compute) and "N" in dict(step.kernel.loops):
+                assert two.seconds == pytest.approx(times * one.seconds), step.kernel.name

@@ -91,3 +91,12 @@ def test_grids_to_plan_on(procs: int, sizes: tuple[int, ...]) -> None:
     grid = planning_grid(procs)
     assert grid.size == procs and len(grid.sizes) <= 6
     assert grid.sizes == sizes
+
+
+def test_samples_are_split_further_than_there_are_only_where_cores_are_shared() -> None:
+    grid = Grid.of(4)
+    loops = {"N": 2, "H": 8, "W": 8, "F": 8, "C": 8}
+    most = {s: max(ways(grid, g).get("N", 1) for g in candidates("conv", loops, grid, s)) for s in (False, True)}
+    assert most == {False: 2, True: 4}
+    one = {"N": 1, "H": 8, "W": 8, "C": 8}
+    assert any(ways(grid, g) == {"N": 2, "H": 2} for g in candidates("max_pool", one, grid, True))

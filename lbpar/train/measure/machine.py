@@ -1,0 +1,94 @@
+"""The machine that a run file names, measured where it says `auto`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from functools import lru_cache
+
+import numpy as np
+
+from lbpar.config.engine import EngineConfig
+from lbpar.config.machine_file import ComputeConfig, MachineFile
+from lbpar.cost.machine import Machine, find_machine
+from lbpar.engine.base import Engine
+from lbpar.engine.registry import get_engine
+from lbpar.errors import LbparError
+from lbpar.threads import node_cores, share
+from lbpar.train.measure.kernels import measure_compute
+from lbpar.train.measure.links import measure_links, node_size
+from lbpar.train.measure.samples import samples
+from lbpar.transport.base import Transport
+
+AUTO = "auto"
+REPEATS = 3
+#: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.
+NAP = 0.005
+
+
+def machine_of(which: str, engine: EngineConfig, transport: Transport | None = None) -> Machine:
+    """A machine by name or file, or as measured where ``which`` is ``auto``.
+
+    Parameters
+    ----------
+    which : str
+        ``auto``, a name, or a machine file.
+    engine : EngineConfig
+        What computes, in which type, with how many threads.
+    transport : Transport, optional
+        The job's ranks, whose links are measured too, and who share cores where there are more of them; the call is then collective
+        over all ranks, and all get the same. Without it the links are those of ``laptop``.
+
+    Raises
+    ------
+    ConfigError
+        No such machine, or a mistake in its file.
+    """
+    if which != AUTO:
+        return find_machine(which)
+    dtype = engine.dtype
+    if transport is None or transport.size == 1:
+        return Machine(_alone(engine.name, dtype, str(engine.threads)))
+    return Machine(_together(_engine(engine.name, dtype, str(engine.threads)), dtype, transport))
+
+
+def _engine(name: str, dtype: str, threads: str) -> Engine:
+    """The engine, or, where a type is only planned with, the same in float32."""
+    count = share() if threads == AUTO else int(threads)
+    try:
+        return get_engine(name, dtype, count)
+    except LbparError:
+        return get_engine(name, "float32", count)
+
+
+@lru_cache(maxsize=4)
+def _alone(name: str, dtype: str, threads: str) -> MachineFile:
+    engine = _engine(name, dtype, threads)
+    return _file(measure_compute(engine, dtype, samples(), REPEATS), 1)
+
+
+def _together(engine: Engine, dtype: str, transport: Transport) -> MachineFile:
+    hosts = transport.allgather_obj(platform.node())
+    cores = max(1, min(transport.allgather_obj(node_cores())) // (engine.threads or 1))
+    place = hosts[: transport.rank].count(hosts[transport.rank])
+    compute = None
+    with transport.counter.paused():
+        transport.barrier()
+        if place < cores:  # as many at once as training will find room for
+            compute = measure_compute(engine, dtype, samples(), REPEATS)
+        done = transport.allreduce(np.zeros(1), transport.grid.axes)
+        while not done.test():
+            time.sleep(NAP)
+        done.wait()
+        file = transport.bcast(None if compute is None else _file(compute, max(map(hosts.count, hosts))))
+        linked = transport.bcast(measure_links(engine, transport, hosts, file))
+    crowd = node_size(hosts) if node_size(hosts) > 1 else max(map(hosts.count, hosts))
+    return linked.model_copy(update={"cores": cores}) if crowd > cores else linked
+
+
+def _file(compute: ComputeConfig, ranks: int) -> MachineFile:
+    """A machine of one rank's computation, the links of ``laptop`` and a share of the node's memory."""
+    base = find_machine("laptop").file
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    return base.model_copy(update={"name": AUTO, "description": None, "compute": compute, "memory": memory})

@@ -1,0 +1,64 @@
+"""Small networks whose kernels, between them, show what an engine reaches on blocks of many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import CrossEntropy
+
+#: (batch, spatial extents, channels, filters, kernel) of convolutions: few and many channels, large and small maps.
+CONVOLUTIONS = (
+    (1, (192, 192), 4, 4, 3),
+    (1, (96, 96), 8, 16, 3),
+    (4, (32, 32), 3, 16, 3),
+    (4, (32, 32), 16, 16, 3),
+    (2, (32, 32), 64, 64, 3),
+    (8, (8, 8), 64, 64, 3),
+    (1, (16, 16), 256, 256, 3),
+    (8, (4, 4), 256, 256, 3),
+    (1, (64, 64), 16, 64, 1),
+    (4, (16, 16), 64, 256, 1),
+    (8, (8, 8), 512, 128, 1),
+    (1, (48, 48, 48), 1, 8, 3),
+    (1, (24, 24, 24), 8, 16, 3),
+    (1, (24, 24, 24), 32, 32, 3),
+    (1, (12, 12, 12), 16, 32, 3),
+    (2, (8, 8, 8), 64, 64, 3),
+    (2, (4, 4, 4), 128, 128, 3),
+)
+#: (batch, channels, features) of linear layers.
+LINEAR = ((2, 64, 64), (64, 64, 64), (2, 1024, 1024), (32, 1024, 1024), (64, 512, 2048), (1, 2048, 2048))
+
+
+def samples() -> Iterator[tuple[Graph, int]]:
+    """Networks with a loss, and the batch of each."""
+    for batch, spatial, channels, filters, kernel in CONVOLUTIONS:
+        g = GraphBuilder((*spatial, channels), name="sample")
+        x = g.conv(g.input, filters, kernel, pad=kernel // 2, bias=False)
+        yield _ended(g, x), batch
+    for batch, channels, features in LINEAR:
+        g = GraphBuilder((channels,), name="sample")
+        yield g.build(g.linear(g.input, features)).with_loss(CrossEntropy()), batch
+    for spatial in ((32, 32), (16, 16, 16)):
+        yield _pointwise(spatial), 4
+    g = GraphBuilder((64, 64, 8), name="sample")
+    yield g.build(g.relu(g.input)).with_loss(CrossEntropy()), 4
+
+
+def _pointwise(spatial: tuple[int, ...]) -> Graph:
+    """One of each layer whose speed is that of memory, alone and as fused with its neighbours."""
+    g = GraphBuilder((*spatial, 32), name="sample")
+    x = g.norm(g.input)
+    y = g.relu(g.norm(x))
+    x = g.relu(g.add([g.norm(y), y]))
+    x = g.concat([g.sigmoid(x), g.leaky_relu(y)])
+    x = g.max_pool(g.relu(g.add([x, x])), 3, stride=1, pad=1)
+    x = g.multiply([x, g.upsample(g.avg_pool(x, 2), 2)])
+    x = g.conv_transpose(g.max_pool(x, 2), 32, 2, stride=2)
+    return _ended(g, g.dropout(x, 0.5))
+
+
+def _ended(g: GraphBuilder, x: str) -> Graph:
+    return g.build(g.global_avg_pool(x)).with_loss(CrossEntropy())

@@ -1,0 +1,30 @@
+"""`machine: auto` on several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbpar.config.engine import EngineConfig
+from lbpar.threads import node_cores
+from lbpar.train.measure import machine
+from lbpar.transport.launch import connect
+from tests.util.mpi import collective_assert
+
+
+@pytest.mark.mpi(min_size=2)
+def test_all_ranks_measure_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = list(machine.samples())[-2:]
+    monkeypatch.setattr(machine, "REPEATS", 1)
+    monkeypatch.setattr(machine, "samples", lambda: few)
+    transport = connect()
+    found = machine.machine_of("auto", EngineConfig(name="numpy", threads=1), transport)
+    same = len(set(transport.allgather_obj(found.file.model_dump_json()))) == 1
+    (level,) = found.file.levels
+    shared = transport.size > min(transport.allgather_obj(node_cores()))
+    counted = transport.counter.total().messages
+    with collective_assert(transport):
+        assert same, "ranks measured different machines"
+        assert 0 < level.alpha < 1 and level.bandwidth > 1e6
+        assert (found.file.cores is not None) == shared
+        assert counted == 0
+    transport.close()
