@@ -33,7 +33,7 @@ class RunConfig(Section):
     engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
     machine: Text = Field(
         default="auto",
-        description="`auto` (measured in a second), a machine by name (`lbpar plan --help` lists them), or a machine file.",
+        description="`auto` (measured in two seconds), a machine by name (`lbpar plan --help` lists them), or a machine file.",
     )
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
 
