@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.layout.exchange import exchange, volume
+from lbpar.layout.exchange import allreduce_volume, exchange, volume
 from lbpar.layout.grid import Grid
 from lbpar.layout.runs import box_size
 from lbpar.layout.transition import Move, accumulate, transition
@@ -104,3 +104,12 @@ def _kept(move: Move, rank: int) -> int:
 
 def _outer(index: tuple, shape: tuple[int, ...]) -> tuple:
     return np.ix_(*(np.arange(n)[i] for i, n in zip(index, shape, strict=True)))
+
+
+@pytest.mark.parametrize(("elements", "members"), [(10, 1), (10, 2), (10, 3), (2, 5), (0, 3), (12, 4)])
+def test_members_of_an_allreduce_together_send_everything_twice_to_all_others(elements: int, members: int) -> None:
+    """Reduce-scatter and allgather: each element crosses 2 (p - 1) times; the first member, with the largest piece, sends most."""
+    parts = [allreduce_volume(elements, members, m) for m in range(members)]
+    assert sum(p.elements for p in parts) == 2 * (members - 1) * elements
+    assert {p.messages for p in parts} == {2 * (members - 1)}
+    assert max(p.elements for p in parts) == allreduce_volume(elements, members).elements
