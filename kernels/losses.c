@@ -116,7 +116,8 @@ INLINE void differences(const float *x, const float *m, idx rows, idx c, double 
         for (idx j = 0; j < c; j++) e[i * c + j] = (double)x[i * c + j] - m[i];
 }
 
-INLINE void exponentials(double *e, idx size) {
+/* Not inlined: the compiler would spend its time on a copy per class count and pass. */
+static __attribute__((noinline)) void exponentials(double *e, idx size) {
     for (idx k = 0; k < size; k++) e[k] = exponential(e[k]);
 }
 
