@@ -15,6 +15,7 @@ from lbpar import __version__
 COMMANDS: dict[str, str] = {
     "train": "train a network: mpirun -n 4 lbpar train --config run.yaml",
     "plan": "choose or explain the grid of every layer, without MPI",
+    "calibrate": "measure this cluster for the planner: mpirun -n 4 lbpar calibrate --out machine.yaml",
     "verify": "compare one step on P ranks with the same step on one",
     "study": "redraw the papers' figures and tables beside our values",
     "data": "make, convert and describe datasets",

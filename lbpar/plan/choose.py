@@ -31,6 +31,7 @@ from lbpar.plan.search import Solution, minimise
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
 from lbpar.plan.words import human_bytes
 from lbpar.program.lowering import lower
+from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 
@@ -115,7 +116,7 @@ class Settings:
 
     def outcome(self, name: str, plan: Plan) -> Outcome:
         """Lower and price a plan."""
-        program = lower(self.graph, plan, self.batch)
+        program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES)
         priced = price(program, self.machine, self.dtype, self.optimizer)
         held = memory(program, self.dtype, self.optimizer)
         return Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine))

@@ -7,6 +7,10 @@ from math import prod
 
 from lbpar.program.steps import Free, Program, Start, StartMany, Step, Update, Wait, reads, writes
 
+BUCKET_BYTES = 4 << 20
+"""In training, gradients are summed over ranks in messages of about this size: large enough that latency does not matter, small enough
+that the first leave while the backward pass still computes."""
+
 
 def finish(program: Program, *, keep: bool, overlap: bool, bucket_bytes: int = 0) -> Program:
     """Order the steps of a freshly lowered program and insert frees."""

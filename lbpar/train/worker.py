@@ -12,6 +12,7 @@ from lbpar.engine.base import Engine
 from lbpar.graph.graph import Graph
 from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
+from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.train.executor import Executor, Progress
@@ -35,11 +36,6 @@ class StepResult:
     positions: int
     top1: float | None = None
     top5: float | None = None
-
-
-BUCKET_BYTES = 4 << 20
-"""Gradients are summed over ranks in messages of about this size: large enough that latency does not matter, small enough
-that the first leave while the backward pass still computes."""
 
 
 def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport) -> ReducedNorms:

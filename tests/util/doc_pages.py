@@ -22,8 +22,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from lbpar.train.measure.machine import machine_of
 from lbpar.transport.launch import run_main
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +126,8 @@ def run(line: str) -> str:
     if words[:2] == ["python", "-m"] and words[2].startswith("lbpar."):
         room = words[2].removeprefix("lbpar.")
         main = importlib.import_module(MAINS.get(room, f"lbpar.{room}.command")).main
+        if room == "plan":
+            main = partial(main, find=machine_of)
         with redirect_stdout(text), redirect_stderr(text):
             code = run_main(lambda: main(words[3:]))
     elif words[0] == "python" and words[1] != "-m":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +16,7 @@ from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import LbparError
+from lbpar.graph.graph import Graph
 from lbpar.threads import node_cores, share
 from lbpar.train.measure.kernels import measure_compute
 from lbpar.train.measure.links import measure_links, node_size
@@ -47,13 +49,32 @@ def machine_of(which: str, engine: EngineConfig, transport: Transport | None = N
     """
     if which != AUTO:
         return find_machine(which)
-    dtype = engine.dtype
     if transport is None or transport.size == 1:
-        return Machine(_alone(engine.name, dtype, str(engine.threads)))
-    return Machine(_together(_engine(engine.name, dtype, str(engine.threads)), dtype, transport))
+        return Machine(_alone(engine))
+    return Machine(measure_machine(engine, samples(), REPEATS, transport))
 
 
-def _engine(name: str, dtype: str, threads: str) -> Engine:
+def measure_machine(
+    engine: EngineConfig, graphs: Iterable[tuple[Graph, int]], repeats: int, transport: Transport | None = None
+) -> MachineFile:
+    """What ranks reach on the kernels of some networks, and, if there are several, on the links between them.
+
+    Parameters
+    ----------
+    engine, transport
+        As for `machine_of`. Collective over all ranks; all get the same.
+    graphs : iterable of (Graph, int)
+        Networks with a loss, and the batch of each.
+    repeats : int
+        Runs of each network.
+    """
+    kernels = _engine(engine.name, engine.dtype, engine.threads)
+    if transport is None or transport.size == 1:
+        return _file(measure_compute(kernels, engine.dtype, graphs, repeats), 1)
+    return _together(kernels, engine.dtype, transport, graphs, repeats)
+
+
+def _engine(name: str, dtype: str, threads: int | str) -> Engine:
     """The engine, or, where a type is only planned with, the same in float32."""
     count = share() if threads == AUTO else int(threads)
     try:
@@ -63,12 +84,13 @@ def _engine(name: str, dtype: str, threads: str) -> Engine:
 
 
 @lru_cache(maxsize=4)
-def _alone(name: str, dtype: str, threads: str) -> MachineFile:
-    engine = _engine(name, dtype, threads)
-    return _file(measure_compute(engine, dtype, samples(), REPEATS), 1)
+def _alone(engine: EngineConfig) -> MachineFile:
+    return measure_machine(engine, samples(), REPEATS)
 
 
-def _together(engine: Engine, dtype: str, transport: Transport) -> MachineFile:
+def _together(
+    engine: Engine, dtype: str, transport: Transport, graphs: Iterable[tuple[Graph, int]], repeats: int
+) -> MachineFile:
     hosts = transport.allgather_obj(platform.node())
     cores = max(1, min(transport.allgather_obj(node_cores())) // (engine.threads or 1))
     place = hosts[: transport.rank].count(hosts[transport.rank])
@@ -76,7 +98,7 @@ def _together(engine: Engine, dtype: str, transport: Transport) -> MachineFile:
     with transport.counter.paused():
         transport.barrier()
         if place < cores:  # as many at once as training will find room for
-            compute = measure_compute(engine, dtype, samples(), REPEATS)
+            compute = measure_compute(engine, dtype, graphs, repeats)
         done = transport.allreduce(np.zeros(1), transport.grid.axes)
         while not done.test():
             time.sleep(NAP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
@@ -32,9 +33,15 @@ CONVOLUTIONS = (
 LINEAR = ((2, 64, 64), (64, 64, 64), (2, 1024, 1024), (32, 1024, 1024), (64, 512, 2048), (1, 2048, 2048))
 
 
-def samples() -> Iterator[tuple[Graph, int]]:
-    """Networks with a loss, and the batch of each."""
-    for batch, spatial, channels, filters, kernel in CONVOLUTIONS:
+#: Operations up to which a convolution is among the many samples.
+MOST_WORK = 2e9
+
+Convolution = tuple[int, tuple[int, ...], int, int, int]
+
+
+def samples(more: bool = False) -> Iterator[tuple[Graph, int]]:
+    """Networks with a loss, and the batch of each; ``more`` for a calibration that may take a minute."""
+    for batch, spatial, channels, filters, kernel in (*CONVOLUTIONS, *(_many() if more else ())):
         g = GraphBuilder((*spatial, channels), name="sample")
         x = g.conv(g.input, filters, kernel, pad=kernel // 2, bias=False)
         yield _ended(g, x), batch
@@ -45,6 +52,21 @@ def samples() -> Iterator[tuple[Graph, int]]:
         yield _pointwise(spatial), 4
     g = GraphBuilder((64, 64, 8), name="sample")
     yield g.build(g.relu(g.input)).with_loss(CrossEntropy()), 4
+
+
+def _many() -> Iterator[Convolution]:
+    """Convolutions over the range of blocks that networks are cut into."""
+    planes = (4, 16, 64, 256, 1024)
+    volumes = (1, 8, 32, 128)
+    for kernel, dims, sides, channels in (
+        (1, 2, (8, 32, 128), planes),
+        (3, 2, (4, 16, 64, 192), planes),
+        (3, 3, (4, 12, 32), volumes),
+    ):
+        for side, c, f in product(sides, channels, channels):
+            work = 2.0 * side**dims * c * f * kernel**dims
+            if max(c, f) <= 16 * min(c, f) and work <= MOST_WORK:
+                yield 1, (side,) * dims, c, f, kernel
 
 
 def _pointwise(spatial: tuple[int, ...]) -> Graph:
