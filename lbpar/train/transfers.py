@@ -77,7 +77,8 @@ class Transfers:
 
     def allreduce_many(self, move: Move, arrays: Sequence[Array], tag: str) -> list[Finish]:
         """Allreduce several arrays of one type over the axes of ``move`` in one message; a finish for each."""
-        flat = np.concatenate([a.reshape(-1) for a in arrays])
+        flat = self.engine.empty((sum(a.size for a in arrays),), arrays[0].dtype)
+        np.concatenate([a.reshape(-1) for a in arrays], out=flat)
         request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
         finishes: list[Finish] = []
         offset = 0
@@ -95,9 +96,11 @@ class Transfers:
         return lambda: out
 
     def _allreduce(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
-        flat = np.ascontiguousarray(array).reshape(-1)
-        if not donate or not flat.flags.writeable:
-            flat = flat.copy()
+        if donate and array.flags.c_contiguous and array.flags.writeable:
+            flat = array.reshape(-1)
+        else:
+            flat = self.engine.empty((array.size,), array.dtype)
+            np.copyto(flat.reshape(array.shape), array)
         request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
         return lambda: request.wait().reshape(array.shape)
 
