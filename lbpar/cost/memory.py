@@ -97,10 +97,11 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
             look(f"{step.move.kind} into {step.dst}")
             continue
         if isinstance(step, StartMany):
-            for start in step.starts:
+            for (
+                start
+            ) in step.starts:  # gradients were written where they are sent from: the message takes over their memory
                 busy[start.dst] = sizes[start.src]
                 moving += sizes[start.src]
-            look(f"allreduce into {step.tag}")
             continue
         if isinstance(step, Free):
             for name in step.buffers:

@@ -132,8 +132,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
-        """Gradient of `conv_forward` for w: ``(F, *K, C/groups)``, summed over samples and positions of ``dy``."""
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
+        """Gradient of `conv_forward` for w: ``(F, *K, C/groups)``, summed over samples and positions of ``dy``.
+
+        ``out``, a C-contiguous array of the result's shape and type, may be written and returned instead of a new one.
+        """
 
     @abstractmethod
     def bias_add(self, y: Array, b: Array) -> Array:
@@ -154,8 +157,8 @@ class Engine(ABC):
         """``dy @ w``: dy (N, F), w (F, C); returns (N, C)."""
 
     @abstractmethod
-    def linear_backward_weights(self, x: Array, dy: Array) -> Array:
-        """``dy.T @ x``: x (N, C), dy (N, F); returns (F, C)."""
+    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
+        """``dy.T @ x``: x (N, C), dy (N, F); returns (F, C), in ``out`` if the engine likes."""
 
     # -- pooling ---------------------------------------------------------------------------------------------------
 
@@ -352,9 +355,11 @@ class Engine(ABC):
         """``relu_forward(conv_forward(...))``."""
         return self.relu_forward(self.conv_forward(x, w, b, win, groups, out_spatial))
 
-    def conv_backward_weights_bias(self, x: Array, dy: Array, win: Window, groups: int) -> tuple[Array, Array]:
+    def conv_backward_weights_bias(
+        self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None
+    ) -> tuple[Array, Array]:
         """``conv_backward_weights(...)`` and ``bias_backward(dy)``."""
-        return self.conv_backward_weights(x, dy, win, groups), self.bias_backward(dy)
+        return self.conv_backward_weights(x, dy, win, groups, out), self.bias_backward(dy)
 
     def norm_relu_forward(
         self,

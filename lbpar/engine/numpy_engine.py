@@ -34,7 +34,7 @@ class NumpyEngine(Engine):
     def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
         return convolution.backward_data(dy, w, win, groups, in_spatial)
 
-    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
         return convolution.backward_weights(x, dy, win, groups)
 
     def bias_add(self, y: Array, b: Array) -> Array:
@@ -55,8 +55,8 @@ class NumpyEngine(Engine):
     def linear_backward_data(self, dy: Array, w: Array) -> Array:
         return np.matmul(dy, w)
 
-    def linear_backward_weights(self, x: Array, dy: Array) -> Array:
-        return np.matmul(dy.T, x)
+    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
+        return np.matmul(dy.T, x, out=out)
 
     # -- pooling ---------------------------------------------------------------------------------------------------
 

@@ -175,10 +175,12 @@ class OneDnnEngine(CompiledLosses):
 
         return self._plan(key, build)
 
-    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int) -> Array:
-        return self._conv_weights(x, dy, win, groups, bias=False)[0]
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
+        return self._conv_weights(x, dy, win, groups, out, bias=False)[0]
 
-    def _conv_weights(self, x: Array, dy: Array, win: Window, groups: int, bias: bool) -> tuple[Array, Array | None]:
+    def _conv_weights(
+        self, x: Array, dy: Array, win: Window, groups: int, out: Array | None, bias: bool
+    ) -> tuple[Array, Array | None]:
         key = ("conv_weights", x.shape, dy.shape, win, groups, bias, x.dtype, dy.dtype)
         found = self._plans.get(key, _UNKNOWN)
         if found is _UNKNOWN:
@@ -186,7 +188,7 @@ class OneDnnEngine(CompiledLosses):
         if found is None:
             return super().conv_backward_weights(x, dy, win, groups), None
         run, crop, w_shape = found
-        dw = self._new(w_shape)
+        dw = self._new(w_shape) if out is None else out
         db = self._new(w_shape[:1]) if bias else None
         run(_dense(x if crop is None else x[crop]), _dense(dy), dw, db)
         return dw, db
@@ -235,9 +237,10 @@ class OneDnnEngine(CompiledLosses):
         dx = self._matmul(dy, w, (dy.shape[0], dy.shape[1], w.shape[1]), (dy.shape[1], 1), (w.shape[1], 1), None)
         return super().linear_backward_data(dy, w) if dx is None else dx
 
-    def linear_backward_weights(self, x: Array, dy: Array) -> Array:
-        dw = self._matmul(dy, x, (dy.shape[1], dy.shape[0], x.shape[1]), (1, dy.shape[1]), (x.shape[1], 1), None)
-        return super().linear_backward_weights(x, dy) if dw is None else dw
+    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
+        sizes = (dy.shape[1], dy.shape[0], x.shape[1])
+        dw = self._matmul(dy, x, sizes, (1, dy.shape[1]), (x.shape[1], 1), None, out)
+        return super().linear_backward_weights(x, dy, out) if dw is None else dw
 
     def _matmul(
         self,
@@ -247,6 +250,7 @@ class OneDnnEngine(CompiledLosses):
         left_strides: tuple[int, int],
         right_strides: tuple[int, int],
         row: Array | None,
+        out: Array | None = None,
     ) -> Array | None:
         if not (is_float32(left, right) and all(sizes)):
             return None
@@ -259,7 +263,7 @@ class OneDnnEngine(CompiledLosses):
         )
         if run is None:
             return None
-        y = self._new((sizes[0], sizes[2]))
+        y = self._new((sizes[0], sizes[2])) if out is None else out
         a = self._address
         extra = () if row is None else (a(_dense(row)),)
         run(a(_dense(left)), a(_dense(right)), a(y), *extra)
@@ -588,9 +592,11 @@ class OneDnnEngine(CompiledLosses):
             return self.relu_forward(NumpyEngine.conv_forward(self, x, w, b, win, groups, out_spatial))
         return self._relu(y, y)
 
-    def conv_backward_weights_bias(self, x: Array, dy: Array, win: Window, groups: int) -> tuple[Array, Array]:
+    def conv_backward_weights_bias(
+        self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None
+    ) -> tuple[Array, Array]:
         """``conv_backward_weights(...)`` and ``bias_backward(dy)`` in one kernel; the latter is summed in float32."""
-        dw, db = self._conv_weights(x, dy, win, groups, bias=True)
+        dw, db = self._conv_weights(x, dy, win, groups, out, bias=True)
         return dw, self.bias_backward(dy) if db is None else db
 
     def norm_relu_forward(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lbpar.engine.base import Engine
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.train.background import Background
+from lbpar.train.buckets import PLACED, Buckets
 from lbpar.train.kernels import Bound, Call, Context, bind
 from lbpar.train.trace import Tracer
 from lbpar.train.transfers import Finish, Transfers
@@ -70,6 +71,7 @@ class Executor:
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
+        self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
         self._runs = [self._prepare(step) for step in program.steps]
         self._stretches = self._join()
@@ -90,6 +92,7 @@ class Executor:
         self.arrays = {**self.state, **feeds}
         self._pending.clear()
         self._transfers.forget()
+        self._buckets.forget()
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
@@ -175,6 +178,11 @@ class Executor:
         """What runs a kernel. Python's share of a step is mostly spent here, so all that can be is looked up before."""
         arrays, engine, reads, writes = self._arrays, self.engine, step.reads, step.writes
         poke = self._transfers.poke
+        if step.kernel.name in PLACED and writes[0] in self._buckets:
+            plain, place = call, self._buckets.place
+
+            def call(engine: Engine, context: Context, *arrays: Array) -> tuple[Array, ...]:
+                return plain(engine, context, *arrays, out=place(writes[0]))
 
         def run() -> None:
             out = call(engine, self.context, *[arrays[b] for b in reads])
@@ -190,8 +198,9 @@ class Executor:
         self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
 
     def _start_many(self, step: StartMany) -> None:
-        arrays = [self.arrays[s.src] for s in step.starts]
-        finishes = self._transfers.allreduce_many(step.starts[0].move, arrays, step.tag)
+        shapes = [self._arrays[s.src].shape for s in step.starts]
+        flat = self._buckets.take(step, self._arrays)
+        finishes = self._transfers.allreduce_many(step.starts[0].move, flat, shapes, step.tag)
         for start, finish in zip(step.starts, finishes, strict=True):
             self._pending[start.dst] = finish
 

@@ -141,13 +141,13 @@ def _conv_backward_data(b: Bound) -> Call:
 def _conv_backward_weights(b: Bound) -> Call:
     x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
     win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
-    return lambda e, _, x, dy: (e.conv_backward_weights(x, dy, win, groups),)
+    return lambda e, _, x, dy, out=None: (e.conv_backward_weights(x, dy, win, groups, out),)
 
 
 def _conv_backward_weights_bias(b: Bound) -> Call:
     x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
     win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
-    return lambda e, _, x, dy: e.conv_backward_weights_bias(x, dy, win, groups)
+    return lambda e, _, x, dy, out=None: e.conv_backward_weights_bias(x, dy, win, groups, out)
 
 
 def _conv_transpose_forward(b: Bound) -> Call:
@@ -173,7 +173,11 @@ def _conv_transpose_backward_data(b: Bound) -> Call:
 def _conv_transpose_backward_weights(b: Bound) -> Call:
     x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
     win, groups = b.windows(dy, x), _groups(b, length(dy[-1]), length(dw[-1]))
-    return lambda e, _, x, dy: (e.conv_backward_weights(dy, x, win, groups),)
+    return lambda e, _, x, dy, out=None: (e.conv_backward_weights(dy, x, win, groups, out),)
+
+
+def _linear_backward_weights(b: Bound) -> Call:
+    return lambda e, _, x, dy, out=None: (e.linear_backward_weights(x, dy, out),)
 
 
 # Linear.
@@ -409,7 +413,7 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "bias_backward": _plain("bias_backward"),
     "linear_forward": _linear_forward,
     "linear_backward_data": _plain("linear_backward_data"),
-    "linear_backward_weights": _plain("linear_backward_weights"),
+    "linear_backward_weights": _linear_backward_weights,
     "max_pool_forward": _max_pool_forward,
     "max_pool_backward": _max_pool_backward,
     "avg_pool_forward": _avg_pool_forward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import prod
 from threading import Lock
 from typing import Any
 
@@ -75,17 +76,15 @@ class Transfers:
         """
         return getattr(self, f"_{move.kind}")(move, array, donate, tag)
 
-    def allreduce_many(self, move: Move, arrays: Sequence[Array], tag: str) -> list[Finish]:
-        """Allreduce several arrays of one type over the axes of ``move`` in one message; a finish for each."""
-        flat = self.engine.empty((sum(a.size for a in arrays),), arrays[0].dtype)
-        np.concatenate([a.reshape(-1) for a in arrays], out=flat)
+    def allreduce_many(self, move: Move, flat: Array, shapes: Sequence[tuple[int, ...]], tag: str) -> list[Finish]:
+        """Allreduce several arrays that lie one after the other, over the axes of ``move``; a finish for each."""
         request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
         finishes: list[Finish] = []
         offset = 0
-        for array in arrays:
-            part = slice(offset, offset + array.size)
-            finishes.append(lambda part=part, shape=array.shape: request.wait()[part].reshape(shape))  # type: ignore[misc]
-            offset += array.size
+        for shape in shapes:
+            part = slice(offset, offset + prod(shape))
+            finishes.append(lambda part=part, shape=shape: request.wait()[part].reshape(shape))  # type: ignore[misc]
+            offset = part.stop
         return finishes
 
     def _slice(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
