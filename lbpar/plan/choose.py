@@ -3,7 +3,7 @@
 The search minimises the sum of all steps, exactly, over candidate grids (`lbpar.plan.candidates`). Where the machine hides
 communication behind computation, it is run once more with the sums of weight gradients at a discount. Both optima and the
 named strategies are lowered and simulated on two queues, and the fastest that fits in memory is taken; of several as fast, the one
-that sends the fewest messages.
+with the fewest moves.
 """
 
 from __future__ import annotations
@@ -196,10 +196,10 @@ def choose_plan(
 
 
 def simplest(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of those that are as fast as the fastest, within what prices can tell apart, the one with the fewest messages."""
+    """Of those that are as fast as the fastest, within what prices can tell apart, the one with the fewest moves."""
     fastest = min(o.seconds for o in outcomes)
     alike = [o for o in outcomes if o.seconds <= fastest * (1 + ALIKE)]
-    return min(alike, key=lambda o: (o.price.messages, o.seconds))
+    return min(alike, key=lambda o: (sum(s.moves for s in o.price.steps), o.seconds))
 
 
 def plan_of(tables: Tables, choice: Mapping[str, int], grid: Grid) -> Plan:

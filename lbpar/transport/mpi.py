@@ -85,7 +85,7 @@ class MpiTransport(Transport):
     watch : Watch, optional
         Told about every operation, to find a job that hangs.
     patient : bool, optional
-        Sleep while waiting; default: on nodes with ``CROWD`` or more ranks per core, unless the MPI is Open MPI.
+        Sleep while waiting; default: on nodes with more ranks than cores (Open MPI), or ``CROWD`` times as many.
 
     Raises
     ------
@@ -119,7 +119,8 @@ class MpiTransport(Transport):
         self._comm = comm.Dup()
         self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
         if patient is None:
-            patient = ranks_per_core(self._comm) >= CROWD and self._mpi.get_vendor()[0] != "Open MPI"
+            crowd = ranks_per_core(self._comm)
+            patient = crowd > 1 if self._mpi.get_vendor()[0] == "Open MPI" else crowd >= CROWD
         self._patient = patient
         self._comms: dict[Axes, Any] = {}
         self._order: dict[Axes, int] = {}

@@ -22,7 +22,7 @@ ROWS = (1, 1 << 8, 1 << 14)
 #: Seconds to spend on one move, about, and tries to divide them into.
 BUDGET, TRIES = 0.03, 3
 #: Elements that the work between two moves goes through.
-WORK = 1 << 19
+WORK = 1 << 21
 
 
 def measure_links(engine: Engine, transport: Transport, hosts: Sequence[str], base: MachineFile) -> MachineFile:
