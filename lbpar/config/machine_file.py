@@ -67,7 +67,7 @@ class ComputeConfig(Section):
     )
     speeds: dict[str, Positive] = Field(
         default_factory=dict,
-        description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`; others run at `memory_bandwidth`.",
+        description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`, and `update`, the optimizer's step; others run at `memory_bandwidth`.",
     )
     source: Text = Field(description="Where the numbers come from.")
 

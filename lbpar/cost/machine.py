@@ -146,6 +146,12 @@ class Machine:
         """Seconds to read and write so many bytes in the device's memory."""
         return 2 * size / self.file.compute.memory_bandwidth
 
+    def update_seconds(self, size: Many, slots: int) -> Many:
+        """Seconds of the optimizer's step on parameters of ``size`` bytes, with so many arrays of state: all are read, and all but
+        the gradient are written."""
+        c = self.file.compute
+        return size * (3 + 2 * slots) / c.speeds.get("update", c.memory_bandwidth)
+
     def rate(self, kernel: str, m: Many, n: Many, k: Many, dtype: str, taps: int = 1) -> Many:
         """Operations per second of a matrix-like kernel with ``m`` rows, ``n`` columns and ``k`` terms.
 

@@ -155,7 +155,7 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
         case Update():
             size = sum(local_bytes(program, p, dtype) for p in step.params)
             procs = program.plan.grid.size
-            seconds = float(machine.copy_seconds(size) * (1.5 + SLOTS[optimizer]) * machine.turns(procs, procs))
+            seconds = float(machine.update_seconds(size, SLOTS[optimizer]) * machine.turns(procs, procs))
             return StepPrice("update", "", step.phase, seconds, what="optimizer")
         case Wait():
             return StepPrice("none", "", step.phase, 0.0, what=step.dst)

@@ -268,7 +268,7 @@ class _Node:
             self.memory += size * (2 + SLOTS[p.optimizer] if trained else 1)
             if trained:
                 turns = p.machine.turns(p.grid.size, p.grid.size)
-                self.compute += p.machine.copy_seconds(size) * (1.5 + SLOTS[p.optimizer]) * turns
+                self.compute += p.machine.update_seconds(size, SLOTS[p.optimizer]) * turns
 
 
 def _is_input(value: str) -> bool:

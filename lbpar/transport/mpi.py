@@ -11,8 +11,8 @@ No single MPI call carries more than ``limit`` elements, because most MPI librar
     allgather        a chunked broadcast from each member
     alltoall, exchange   chunked messages
 
-A wait is MPI's own. Only where many more ranks than cores share a node, and the MPI does not yield a core by itself,
-a wait looks a few times and then sleeps between looks: a rank that spins keeps the core from the one it waits for.
+A wait is MPI's own. Only where more ranks than cores share a node (with MPICH: many more), a wait looks a few times and then
+sleeps between looks: a rank that spins keeps the core from the one it waits for, and one that yields still looks busy.
 
 ``alltoall`` always consists of single messages: its counts differ between members, so a member cannot know whether
 another one's total is above the limit, and all must take the same path. Empty pieces then cost nothing either.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -20,11 +20,13 @@ from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program
 from lbpar.train.executor import Executor
-from lbpar.train.initial import initial_state
+from lbpar.train.optim.sgd import SGD
 from lbpar.transport.single import SingleTransport
 
 #: Bytes of operands from which on a kernel's speed is that of its memory, and up to which it is its start that takes time.
 LARGE, TINY = 1 << 17, 1 << 12
+#: Elements of an array that no cache holds.
+STREAM = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, in
     return ComputeConfig(
         peak={dtype: max(r.rate for r in rates)},
         efficiency=1.0,
-        memory_bandwidth=copy_speed(engine, repeats),
+        memory_bandwidth=copy_speed(repeats),
         overhead=overhead,
         table=tuple(rates),
-        speeds={name: size / spent[name] for name, size in moved.items()},
+        speeds={name: size / spent[name] for name, size in moved.items()} | {"update": update_speed(repeats)},
         source=f"measured just now: kernels of engine {engine.name}",
     )
 
@@ -81,8 +83,7 @@ def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, in
 def run_samples(engine: Engine, graph: Graph, batch: int, repeats: int) -> list[Sample]:
     """The least seconds of every kernel of one training step, over ``repeats`` runs after one that warms up."""
     program = lower(graph, Plan(Grid(), {}), batch, input_grad=True)
-    state = initial_state(graph.params(), program.params, 0, 1, engine.dtype)
-    executor = Executor(program, engine, SingleTransport(), state)
+    executor = Executor(program, engine, SingleTransport(), _state(program, graph, engine))
     feeds = _feeds(program, engine)
     best = [float("inf")] * len(program.steps)
     for run in range(1 + repeats):
@@ -96,16 +97,36 @@ def run_samples(engine: Engine, graph: Graph, batch: int, repeats: int) -> list[
     return [Sample(s.kernel, best[i]) for i, s in enumerate(program.steps) if isinstance(s, Compute)]
 
 
-def copy_speed(engine: Engine, repeats: int) -> float:
+def copy_speed(repeats: int) -> float:
     """Bytes per second, read and written, of a copy that no cache holds."""
-    block = np.ones(1 << 23, np.float32)
+    block = np.ones(STREAM, np.float32)
     target = np.empty_like(block)
+    return 2.0 * block.nbytes / _least(lambda: np.copyto(target, block), repeats)
+
+
+def update_speed(repeats: int) -> float:
+    """Bytes per second, read and written, of SGD's step with momentum: three arrays read, two written."""
+    params, grads = ({"w": np.full(STREAM, 1e-3, np.float32)} for _ in range(2))
+    rule = SGD(1e-3, momentum=0.9)
+    return 5.0 * params["w"].nbytes / _least(lambda: rule.step(params, grads), repeats)
+
+
+def _least(call: Callable[[], object], repeats: int) -> float:
+    """Least seconds of a call, over ``repeats`` after one that warms up."""
+    call()
     best = float("inf")
-    for _ in range(1 + repeats):
+    for _ in range(repeats):
         start = perf_counter()
-        np.copyto(target, block)
+        call()
         best = min(best, perf_counter() - start)
-    return 2.0 * block.nbytes / best
+    return best
+
+
+def _state(program: Program, graph: Graph, engine: Engine) -> dict[str, Any]:
+    """Parameters of one value: drawing millions would take longer than what is measured."""
+    params = graph.params()
+    types = {name: np.float64 if params[name].kind == "statistic" else engine.dtype for name in program.params}
+    return {name: np.full(layout.local_shape(0), 0.01, types[name]) for name, layout in program.params.items()}
 
 
 def _feeds(program: Program, engine: Engine) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lbpar.train.transfers import Transfers
 from lbpar.transport.base import Transport
 
 #: Rows of 64 elements of the arrays moved: the start of a message counts, or its bytes do.
-ROWS = (1, 1 << 8, 1 << 14)
+ROWS = (1, 1 << 8, 1 << 14, 1 << 17)
 #: Seconds to spend on one move, about, and tries to divide them into.
 BUDGET, TRIES = 0.03, 3
 #: Elements that the work between two moves goes through.
@@ -85,7 +85,7 @@ def _moves(grid: Grid, axes: Axes) -> Iterator[Move]:
         rows = Layout(grid, (Dim(n, (n,), (axes,)), Dim.whole(64)))
         columns = Layout(grid, (Dim.whole(n), Dim(64, (64,), (axes,))))
         yield from transition(Layout(grid, whole.dims, axes), whole)
-        if n > 1:
+        if 1 < n < ROWS[-1]:
             yield from transition(rows, whole)
             yield from transition(rows, columns)
 
