@@ -29,5 +29,5 @@ class EngineConfig(Section):
     progress: Literal["auto", "test", "thread", "block"] = Field(
         default="auto",
         description="How messages progress while kernels run: tested after each kernel, by a thread, or only when started "
-        "and waited for; auto is test.",
+        "and waited for (block); auto is block where all ranks have cores of their own on one node, else test.",
     )

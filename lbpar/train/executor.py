@@ -50,7 +50,8 @@ class Executor:
     tracer : Tracer, optional
         Gets every step's times.
     progress : {"test", "thread", "block"}
-        How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits.
+        How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits (allreduces then
+        wholly in waits). Default: "block" where the ranks copy messages with cores of their own on one node, which then loses nothing.
     """
 
     def __init__(
@@ -67,14 +68,24 @@ class Executor:
         self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
         self.seconds: dict[str, float] = {}
         self.tracer: Tracer | None = None
-        self.progress: Progress = "test" if transport.size > 1 else "block"
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
+        self.progress = "block" if transport.size == 1 or transport.own_cores else "test"
         self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
         self._runs = [self._prepare(step) for step in program.steps]
         self._stretches = self._join()
+
+    @property
+    def progress(self) -> Progress:
+        """How moves under way progress."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress: Progress = progress
+        self._transfers.deferred = progress == "block"
 
     @property
     def arrays(self) -> dict[str, Array]:

@@ -108,7 +108,7 @@ class Trainer:
         self.tracer = Tracer(self.transport.rank) if c.run.trace else None
         weights = load_weights(c.model)
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
-        self.worker.progress = "test" if c.engine.progress == "auto" else c.engine.progress
+        self.worker.progress = None if c.engine.progress == "auto" else c.engine.progress
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))

@@ -35,6 +35,22 @@ class _Guarded(Request):
             return self._request.test()
 
 
+class _Deferred(Request):
+    """An allreduce that is made where it is waited for."""
+
+    def __init__(self, call: Callable[[], Array]) -> None:
+        self._call: Callable[[], Array] | None = call
+        self._result: Array = None
+
+    def wait(self) -> Array:
+        if self._call is not None:
+            self._result, self._call = self._call(), None
+        return self._result
+
+    def test(self) -> bool:
+        return self._call is None
+
+
 class Transfers:
     """Starts moves of one rank's arrays; each start returns what finishes it.
 
@@ -44,7 +60,14 @@ class Transfers:
         Packs and unpacks.
     transport : Transport
         Carries the bytes. Collective: every rank of the move's sub-communicator starts the same moves in the same order.
+
+    Attributes
+    ----------
+    deferred : bool
+        Make allreduces where they are waited for. All ranks must then wait in the same order, too.
     """
+
+    deferred = False
 
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self.engine, self.transport, self.rank = engine, transport, transport.rank
@@ -78,7 +101,7 @@ class Transfers:
 
     def allreduce_many(self, move: Move, flat: Array, shapes: Sequence[tuple[int, ...]], tag: str) -> list[Finish]:
         """Allreduce several arrays that lie one after the other, over the axes of ``move``; a finish for each."""
-        request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
+        request = self._sum(flat, move, tag)
         finishes: list[Finish] = []
         offset = 0
         for shape in shapes:
@@ -100,8 +123,13 @@ class Transfers:
         else:
             flat = self.engine.empty((array.size,), array.dtype)
             np.copyto(flat.reshape(array.shape), array)
-        request = self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
+        request = self._sum(flat, move, tag)
         return lambda: request.wait().reshape(array.shape)
+
+    def _sum(self, flat: Array, move: Move, tag: str) -> Request:
+        if self.deferred:
+            return _Deferred(lambda: self.transport.allreduce_now(flat, move.axes, move.src.reduce, tag))
+        return self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
 
     def _reduce_scatter(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)

@@ -59,8 +59,8 @@ class Worker:
         Of the plan's grid.
     seed : int
         Fixes initial weights and dropout.
-    progress : {"test", "thread", "block"}
-        See `Executor`.
+    progress : {"test", "thread", "block"}, optional
+        See `Executor`, which also chooses.
     weights : mapping of str to array, optional
         Initial values of whole parameters and running statistics, which replace drawn ones; let go once they are cut.
 
@@ -80,7 +80,7 @@ class Worker:
     state: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     weights: Mapping[str, Array] | None = None
-    progress: Progress = "test"
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}
@@ -99,7 +99,7 @@ class Worker:
                 self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights))
                 self.weights = None
             executor = Executor(program, self.engine, self.transport, self.state, self._held)
-            if self.transport.size > 1:
+            if self.transport.size > 1 and self.progress is not None:
                 executor.progress = self.progress
             self._executors[key] = executor
         return self._executors[key]

@@ -143,12 +143,15 @@ class Transport(ABC):
         The grid of processes; ``grid.size == size``.
     counter : Counter
         What this rank sent.
+    own_cores : bool
+        Whether all ranks are on one node, each with a core of its own: messages are then copies that their cores make.
     """
 
     rank: int
     size: int
     grid: Grid
     counter: Counter
+    own_cores: bool = False
 
     @abstractmethod
     def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
@@ -170,6 +173,10 @@ class Transport(ABC):
         Request
             Result: ``buf``, shape (n,), the same on all members.
         """
+
+    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
+        """`allreduce` started and waited for in one call, by all members alike: libraries do that faster."""
+        return self.allreduce(buf, axes, op, tag).wait()
 
     @abstractmethod
     def reduce_scatter(

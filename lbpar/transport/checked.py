@@ -40,11 +40,16 @@ class CheckedTransport(Transport):
         self.inner = inner
         self.seconds = seconds
         self.rank, self.size, self.grid, self.counter = inner.rank, inner.size, inner.grid, inner.counter
+        self.own_cores = inner.own_cores
         self._order: dict[Axes, int] = {}
 
     def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
         self._compare(array_call("allreduce", tag, self._proper(axes), buf.dtype, op, (buf.size,)))
         return self.inner.allreduce(buf, axes, op, tag)
+
+    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
+        self._compare(array_call("allreduce_now", tag, self._proper(axes), buf.dtype, op, (buf.size,)))
+        return self.inner.allreduce_now(buf, axes, op, tag)
 
     def reduce_scatter(
         self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""

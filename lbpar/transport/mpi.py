@@ -118,8 +118,10 @@ class MpiTransport(Transport):
         self._watch = watch
         self._comm = comm.Dup()
         self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
+        ranks, cores = node_share(self._comm)
+        crowd = ranks / cores
+        self.own_cores = ranks == self.size and crowd <= 1
         if patient is None:
-            crowd = ranks_per_core(self._comm)
             patient = crowd > 1 if self._mpi.get_vendor()[0] == "Open MPI" else crowd >= CROWD
         self._patient = patient
         self._comms: dict[Axes, Any] = {}
@@ -145,6 +147,22 @@ class MpiTransport(Transport):
                 for part in _chunks(buf, min(self._limit, SUM_CHUNK))
             ]
         return _MpiRequest(self, what, requests, buf)
+
+    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
+        if self._patient:
+            return super().allreduce_now(buf, axes, op, tag)
+        what = f"allreduce {tag!r}"
+        check_buffer(buf, None, what)
+        axes = proper_axes(self.grid, axes)
+        if not axes:
+            return buf
+        self._check_dtype(buf.dtype, what)
+        comm, group = self._group_comm(axes), self.group(axes)
+        self._count("allreduce", tag, buf, sent_allreduce(buf.size, group.index(self.rank), len(group)))
+        with self._busy(what):
+            for part in _chunks(buf, min(self._limit, SUM_CHUNK)):
+                comm.Allreduce(self._mpi.IN_PLACE, part, self._op(op))
+        return buf
 
     def reduce_scatter(
         self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""
@@ -399,15 +417,15 @@ def load_mpi() -> Any:
     return MPI
 
 
-def ranks_per_core(comm: Any) -> float:
-    """Ranks of ``comm`` on this node per core that they may use. Collective over ``comm``."""
+def node_share(comm: Any) -> tuple[int, int]:
+    """Ranks of ``comm`` on this node, and the cores that they may use. Collective over ``comm``."""
     node = comm.Split_type(load_mpi().COMM_TYPE_SHARED)
     # Each rank may be bound to cores of its own, so the cores of all of them together count.
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set().union(*node.allgather(own))
     ranks = int(node.Get_size())
     node.Free()
-    return ranks / len(cores)
+    return ranks, len(cores)
 
 
 def _chunks(buf: np.ndarray, limit: int) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.transport.mpi import MpiTransport, load_mpi, ranks_per_core
+from lbpar.transport.mpi import MpiTransport, load_mpi, node_share
 
 SIZES = {"8 B": 2, "64 KB": 16384}
 
@@ -51,7 +51,8 @@ def main() -> None:
         "sleeping wait": MpiTransport(patient=True),
         "transport": MpiTransport(),
     }
-    crowd = ranks_per_core(comm)
+    ranks, cores = node_share(comm)
+    crowd = ranks / cores
     for label, n in SIZES.items():
         buf = np.zeros(n, np.float32)
         columns: dict[str, Callable[[], Any]] = {

@@ -41,5 +41,5 @@ def test_progress_changes_no_result(strategy: str) -> None:
         trainer = Trainer(config, graph, build_plan(config, graph, transport.size), transport)
         losses[progress] = [record["loss"] for record in trainer.train()]
         with collective_assert(transport):
-            assert losses[progress] == losses["block"]
+            assert losses[progress] == pytest.approx(losses["block"], rel=1e-12)  # sums may be made in another order
         transport.close()

@@ -44,12 +44,16 @@ def part(rank: int, n: int, dtype: Any = "float64") -> np.ndarray:
 @pytest.mark.parametrize("n", [0, 1, 7, 16])
 def test_allreduce(transport: MpiTransport, n: int, op: Any, dtype: str) -> None:
     for axes in axes_sets(transport.grid):
-        got = transport.allreduce(part(transport.rank, n, dtype), axes, op).wait()
+        got = transport.allreduce(part(transport.rank, n, dtype), axes, op, "started").wait()
+        now = transport.allreduce_now(part(transport.rank, n, dtype), axes, op, "at once")
         everything = np.array([part(r, n, dtype) for r in transport.group(axes)])
         want = everything.sum(0) if op == "sum" else everything.max(0)
         with collective_assert(transport):
-            assert got.dtype == np.dtype(dtype)
-            np.testing.assert_array_equal(got, want)
+            for result in (got, now):
+                assert result.dtype == np.dtype(dtype)
+                np.testing.assert_array_equal(result, want)
+            sent = transport.counter.by_tag()
+            assert sent.get("started") == sent.get("at once")
 
 
 @pytest.mark.parametrize("counts", [[4, 0, 3, 2], [0, 0, 0, 5], [0, 0, 0, 0], [1, 1, 1, 1]])
