@@ -7,7 +7,7 @@ communicator itself, are private duplicates: nothing here can meet a message of 
 No single MPI call carries more than ``limit`` elements, because most MPI libraries count in 32-bit integers. Above it:
 
     allreduce        consecutive chunks
-    reduce_scatter   a chunked reduction to each member, in place
+    reduce_scatter   messages between all pairs, summed on arrival; where short, a chunked reduction to each member, in place
     allgather        a chunked broadcast from each member
     alltoall, exchange   chunked messages
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -41,6 +41,7 @@ from lbpar.transport.base import (
     check_buffer,
     check_counts,
     proper_axes,
+    reduce_into,
     sent_allgather,
     sent_allreduce,
     sent_exchange,
@@ -55,6 +56,10 @@ LIMIT = 2**31 - 1
 SUM_CHUNK = 1 << 20
 """Most elements in one call of a long allreduce: its pieces then overlap. 44 MB of float32 took half the time on two ranks and two
 thirds on four (Open MPI 5, shared memory), against one call."""
+
+PAIRWISE = 1 << 15
+"""Bytes per member from which on a reduce-scatter is messages between all pairs and sums by the receivers: the same bytes, and several
+times as fast as MPI's (16 MB a member, two ranks: 4 instead of 17 ms)."""
 
 TAGS = 32768
 """MPI guarantees message tags 0 ... 32767."""
@@ -177,6 +182,17 @@ class MpiTransport(Transport):
         comm, place = self._group_comm(axes), self.group(axes).index(self.rank)
         self._count("reduce_scatter", tag, buf, sent_pieces(counts, place))
         pieces = _pieces(buf, counts)
+        if buf.nbytes >= PAIRWISE * len(counts):
+            result = pieces[place]
+            arrived = [np.empty(0 if i == place else result.size, buf.dtype) for i in range(len(counts))]
+            requests = self._messages(axes, what, pieces, arrived, place)
+
+            def add() -> None:
+                for i, part in enumerate(arrived):
+                    if i != place:
+                        reduce_into(result, part, op)
+
+            return _MpiRequest(self, what, requests, result, keep=buf, then=add)
         with self._errors(what):
             if buf.size <= self._limit:
                 result = np.empty(counts[place], buf.dtype)
@@ -362,18 +378,35 @@ class MpiTransport(Transport):
 
 
 class _MpiRequest(Request):
-    """MPI requests that together make one operation. ``keep`` holds the buffers that MPI still reads."""
+    """MPI requests that together make one operation.
 
-    def __init__(self, transport: MpiTransport, what: str, requests: list[Any], result: Any, keep: Any = None) -> None:
+    ``keep`` holds the buffers that MPI still reads; ``then`` is what is left to do when all has arrived.
+    """
+
+    def __init__(
+        self,
+        transport: MpiTransport,
+        what: str,
+        requests: list[Any],
+        result: Any,
+        keep: Any = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         self._transport, self._what = transport, what
-        self._requests, self._result, self._keep = requests, result, keep
+        self._requests, self._result, self._keep, self._then = requests, result, keep, then
 
     def wait(self) -> Any:
         if self._requests:
             with self._transport._busy(self._what):
                 self._finish()
-            self._requests, self._keep = [], None
+        self._done()
         return self._result
+
+    def _done(self) -> None:
+        then, self._then = self._then, None
+        self._requests, self._keep = [], None
+        if then is not None:
+            then()
 
     def _finish(self) -> None:
         mpi = self._transport._mpi
@@ -391,7 +424,7 @@ class _MpiRequest(Request):
             with self._transport._errors(self._what):
                 if not self._transport._mpi.Request.Testall(self._requests):
                     return False
-            self._requests, self._keep = [], None
+        self._done()
         return True
 
 

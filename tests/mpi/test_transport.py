@@ -71,6 +71,28 @@ def test_reduce_scatter_and_allgather(transport: MpiTransport, counts: list[int]
             np.testing.assert_array_equal(whole, want)
 
 
+@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("tested", [False, True])
+def test_long_reduce_scatters_are_messages_between_pairs(op: Any, tested: bool) -> None:
+    transport = MpiTransport(limit=10_000)
+    counts = [9_000 + 777 * i for i in range(transport.size)]
+    counts[-1] = 0
+    n = sum(counts) + 20_000 * transport.size
+    counts[0] += 20_000 * transport.size
+    start = sum(counts[: transport.rank])
+    everything = np.array([part(r, n, "float32") for r in range(transport.size)])
+    want = everything.sum(0) if op == "sum" else everything.max(0)
+    one = transport.reduce_scatter(part(transport.rank, n, "float32"), counts, transport.grid.axes, op, "a")
+    two = transport.reduce_scatter(part(transport.rank, n, "float32"), counts, transport.grid.axes, op, "b")
+    while tested and not (one.test() and two.test()):
+        pass
+    got = [two.wait(), one.wait(), one.wait()]  # in any order, and again
+    with collective_assert(transport):
+        for result in got:
+            np.testing.assert_array_equal(result, want[start : start + counts[transport.rank]])
+    transport.close()
+
+
 def test_reduce_scatter_maximum(transport: MpiTransport) -> None:
     counts = [2] * transport.size
     want = np.max([part(r, 2 * transport.size) for r in range(transport.size)], axis=0)

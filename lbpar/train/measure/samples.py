@@ -18,6 +18,7 @@ CONVOLUTIONS = (
     (2, (32, 32), 64, 64, 3),
     (8, (8, 8), 64, 64, 3),
     (1, (16, 16), 256, 256, 3),
+    (1, (12, 12), 768, 768, 3),
     (8, (4, 4), 256, 256, 3),
     (8, (2, 2), 512, 512, 3),
     (1, (64, 64), 16, 64, 1),
@@ -30,15 +31,15 @@ CONVOLUTIONS = (
     (2, (8, 8, 8), 64, 64, 3),
     (2, (4, 4, 4), 128, 128, 3),
 )
-#: (batch, channels, features) of linear layers.
+#: Batch and widths of linear layers in a row; the last have more weights than caches hold.
 LINEAR = (
-    (2, 64, 64),
-    (64, 64, 64),
-    (2, 1024, 1024),
-    (32, 1024, 1024),
-    (64, 512, 2048),
-    (1, 2048, 2048),
-    (2, 4096, 4096),
+    (2, (64, 64)),
+    (64, (64, 64)),
+    (2, (1024, 1024)),
+    (32, (1024, 1024)),
+    (64, (512, 2048)),
+    (1, (2048, 2048)),
+    (2, (4096, 4096, 4096, 4096)),
 )
 
 
@@ -54,9 +55,12 @@ def samples(more: bool = False) -> Iterator[tuple[Graph, int]]:
         g = GraphBuilder((*spatial, channels), name="sample")
         x = g.conv(g.input, filters, kernel, pad=kernel // 2, bias=False)
         yield _ended(g, x), batch
-    for batch, channels, features in LINEAR:
+    for batch, (channels, *widths) in LINEAR:
         g = GraphBuilder((channels,), name="sample")
-        yield g.build(g.linear(g.input, features)).with_loss(CrossEntropy()), batch
+        x = g.input
+        for features in widths:
+            x = g.linear(x, features)
+        yield g.build(x).with_loss(CrossEntropy()), batch
     for spatial in ((32, 32), (16, 16, 16)):
         yield _pointwise(spatial), 4
     g = GraphBuilder((64, 64, 8), name="sample")
