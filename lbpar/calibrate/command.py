@@ -65,7 +65,7 @@ def summary(machine: MachineFile, transport: Transport, path: str) -> str:
     compute = machine.compute
     lines = [
         f"{path}: {transport.size} ranks, {len(compute.table)} rates of matrix products, {len(compute.speeds)} speeds of other kernels",
-        f"  matrix products  {min(r.rate for r in compute.table) / 1e9:.1f} to {max(r.rate for r in compute.table) / 1e9:.1f} GFLOP/s a rank",
+        f"  matrix products  up to {max(r.rate for r in compute.table) / 1e9:.1f} GFLOP/s a rank",
         f"  copies           {human_bytes(compute.memory_bandwidth)}/s, starting a kernel {1e6 * compute.overhead:.0f} µs",
     ]
     if transport.size > 1:

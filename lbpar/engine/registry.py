@@ -47,6 +47,8 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
                 raise
             log.warning("engine: numpy, because onednn cannot be used (%s)", error)
             return NumpyEngine(dtype, threads)
+    if name == "cupy":
+        raise ConfigError(f"engine.name: cupy is not part of this version of lbpar. Choose one of {', '.join(NAMES)}.")
     near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")

@@ -183,6 +183,9 @@ def choose_plan(
         uniform = single_grid(tables, grid)
         if uniform is not None:
             others.append(settings.outcome("best single grid", uniform))
+        fastest = min((*others, *(o for o, _ in found)), key=lambda o: o.seconds).step
+        if not fixed and fastest.communication > fastest.seconds / 3:  # else rule 7 has considered idle axes
+            others.append(settings.outcome("not split", Plan(grid, {})))
         others.sort(key=lambda o: o.seconds)
     fitting = [o for o in others if memory_limit is None or o.memory.peak <= memory_limit]
     best, solution = min(found, key=lambda f: f[0].seconds)
@@ -352,7 +355,7 @@ def _notes(choice: Choice, procs: int, grid: Grid) -> Iterator[str]:
         yield f"Search: bounded, not exact; no plan of this space is more than {100 * choice.solution.gap:.2g} % cheaper."
     used = max((grid.ways(tuple(a for axes in g.values() for a in axes)) for g in choice.plan.ops.values()), default=1)
     if used < grid.size:
-        yield f"Processes: no layer splits over more than {used} of {grid.size}; the rest repeats the same work. Use {used} processes."
+        yield f"Processes: no layer splits over more than {used} of {grid.size}; the rest repeats the same work. Use {used} process{'es' if used > 1 else ''}."
     peak, device = choice.outcome.memory.peak, choice.machine.memory
     if choice.limit is None and peak > device:
         yield f"Memory: the plan needs {human_bytes(peak)} per process, a device of {choice.machine.name} has {human_bytes(device)}; give --memory to plan within it."

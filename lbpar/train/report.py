@@ -45,7 +45,7 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
     words = [
         f"lbpar {__version__}: {graph.name}, {graph.parameter_count:,} parameters",
         f"{t.size} rank{'s' * (t.size > 1)} ({trainer.plan.grid}) × {e.threads} thread{'s' * (e.threads != 1)}",
-        f"engine {e.name} {e.dtype}",
+        f"engine {e.name} {trainer.config.engine.dtype}",
         f"{size(state)} of state per rank",
         f"ready after {seconds:.1f} s",
     ]
@@ -76,7 +76,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
         "threads": trainer.engine.threads,
         "parameters": trainer.graph.parameter_count,
         "engine": trainer.engine.name,
-        "dtype": str(trainer.engine.dtype),
+        "dtype": trainer.config.engine.dtype,
         "layers": rows,
     }
     write_report(out, content)

@@ -25,6 +25,8 @@ from lbpar.transport.single import SingleTransport
 
 #: Bytes of operands from which on a kernel's speed is that of its memory, and up to which it is its start that takes time.
 LARGE, TINY = 1 << 17, 1 << 12
+#: Seconds after which a network is run no more: a slow engine's times scatter little.
+ENOUGH = 0.2
 #: Elements of an array that no cache holds.
 STREAM = 1 << 23
 
@@ -81,12 +83,15 @@ def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, in
 
 
 def run_samples(engine: Engine, graph: Graph, batch: int, repeats: int) -> list[Sample]:
-    """The least seconds of every kernel of one training step, over ``repeats`` runs after one that warms up."""
+    """The least seconds of every kernel of one training step, over up to ``repeats`` runs after one that warms up."""
     program = lower(graph, Plan(Grid(), {}), batch, input_grad=True)
     executor = Executor(program, engine, SingleTransport(), _state(program, graph, engine))
     feeds = _feeds(program, engine)
     best = [float("inf")] * len(program.steps)
+    began = perf_counter()
     for run in range(1 + repeats):
+        if run > 1 and perf_counter() - began > ENOUGH:
+            break
         executor.begin(feeds)
         for i in range(len(program.steps)):
             start = perf_counter()

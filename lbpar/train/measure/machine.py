@@ -24,6 +24,7 @@ from lbpar.train.measure.samples import samples
 from lbpar.transport.base import Transport
 
 AUTO = "auto"
+TYPES = ("float32", "float64", "bfloat16")
 REPEATS = 3
 #: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.
 NAP = 0.005
@@ -68,19 +69,18 @@ def measure_machine(
     repeats : int
         Runs of each network.
     """
-    kernels = _engine(engine.name, engine.dtype, engine.threads)
+    threads = share() if engine.threads == AUTO else int(engine.threads)
     if transport is None or transport.size == 1:
-        return _file(measure_compute(kernels, engine.dtype, graphs, repeats), 1)
-    return _together(kernels, engine.dtype, transport, graphs, repeats)
+        return _file(measure_compute(_alike(engine, threads), engine.dtype, graphs, repeats), 1)
+    return _together(get_engine(engine.name, engine.dtype, threads), engine.dtype, transport, graphs, repeats)
 
 
-def _engine(name: str, dtype: str, threads: int | str) -> Engine:
-    """The engine, or, where a type is only planned with, the same in float32."""
-    count = share() if threads == AUTO else int(threads)
+def _alike(engine: EngineConfig, threads: int) -> Engine:
+    """The engine, or the same in float32 for a type that is only planned with."""
     try:
-        return get_engine(name, dtype, count)
+        return get_engine(engine.name, engine.dtype if engine.dtype in TYPES else "float32", threads)
     except LbparError:
-        return get_engine(name, "float32", count)
+        return get_engine(engine.name, "float32", threads)
 
 
 @lru_cache(maxsize=4)
