@@ -169,6 +169,19 @@ int lbpar_softmax_max(const float *x, idx n, idx c, float *m, int threads) {
     return 0;
 }
 
+/* PART(classes) on every thread's rows r to last, with room e for the exponentials of a tile of rows. */
+#define IN_TILES(PART)                                                                               \
+    const idx w = depth(c) * c;                                                                      \
+    double *work = malloc((size_t)(w * threads) * sizeof(double));                                   \
+    if (!work) return 1;                                                                             \
+    _Pragma("omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)")            \
+    for (int t = 0; t < threads; t++) {                                                              \
+        const idx r = share(n, t, threads), last = share(n, t + 1, threads);                         \
+        double *e = work + w * t;                                                                    \
+        BY_CLASSES(c, PART)                                                                          \
+    }                                                                                                \
+    free(work);
+
 INLINE void sums_part(const float *x, const float *m, const idx *target, idx start, idx n, idx r, idx last, idx c,
                       double *out, double *e) {
     for (const idx most = depth(c); r < last; r += most) {
@@ -188,17 +201,9 @@ INLINE void sums_part(const float *x, const float *m, const idx *target, idx sta
 /* out (3, n): sum exp(x - m); x - m at the target if that is here, else 0; sum (x - m). Here: classes from `start` on. */
 int lbpar_softmax_sums(const float *x, const float *m, const idx *target, idx start, idx n, idx c, double *out,
                        int threads) {
-    const idx w = depth(c) * c;
-    double *work = malloc((size_t)(w * threads) * sizeof(double));
-    if (!work) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) sums_part(x, m, target, start, n, r, last, C, out, work + w * t)
-        BY_CLASSES(c, PART)
+#define PART(C) sums_part(x, m, target, start, n, r, last, C, out, e)
+    IN_TILES(PART)
 #undef PART
-    }
-    free(work);
     return 0;
 }
 
@@ -219,17 +224,9 @@ INLINE void cross_entropy_part(const float *x, const float *m, const double *s, 
 /* dx = scale * (softmax - hit * onehot(target) - even). */
 int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n,
                                  idx c, double even, double hit, double scale, float *dx, int threads) {
-    const idx w = depth(c) * c;
-    double *work = malloc((size_t)(w * threads) * sizeof(double));
-    if (!work) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) cross_entropy_part(x, m, s, target, start, r, last, C, even, hit, scale, dx, work + w * t)
-        BY_CLASSES(c, PART)
+#define PART(C) cross_entropy_part(x, m, s, target, start, r, last, C, even, hit, scale, dx, e)
+    IN_TILES(PART)
 #undef PART
-    }
-    free(work);
     return 0;
 }
 
@@ -318,17 +315,9 @@ INLINE void dice_backward_part(const float *x, const float *m, const double *s, 
 /* g = rest + hit * onehot(target), per class; inner (n) = sum over classes of g * softmax. */
 int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n, idx c,
                         const double *rest, const double *hit, float *g, double *inner, int threads) {
-    const idx w = depth(c) * c;
-    double *work = malloc((size_t)(w * threads) * sizeof(double));
-    if (!work) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) dice_backward_part(x, m, s, target, start, r, last, C, rest, hit, g, inner, work + w * t)
-        BY_CLASSES(c, PART)
+#define PART(C) dice_backward_part(x, m, s, target, start, r, last, C, rest, hit, g, inner, e)
+    IN_TILES(PART)
 #undef PART
-    }
-    free(work);
     return 0;
 }
 
@@ -348,17 +337,9 @@ INLINE void dice_data_part(const float *x, const float *m, const double *s, cons
 /* dx = softmax * (g - inner). */
 int lbpar_dice_backward_data(const float *x, const float *m, const double *s, const float *g, const double *inner, idx n,
                              idx c, float *dx, int threads) {
-    const idx w = depth(c) * c;
-    double *work = malloc((size_t)(w * threads) * sizeof(double));
-    if (!work) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) dice_data_part(x, m, s, g, inner, r, last, C, dx, work + w * t)
-        BY_CLASSES(c, PART)
+#define PART(C) dice_data_part(x, m, s, g, inner, r, last, C, dx, e)
+    IN_TILES(PART)
 #undef PART
-    }
-    free(work);
     return 0;
 }
 
