@@ -71,7 +71,7 @@ class Executor:
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
-        self.progress = "block" if transport.size == 1 or transport.own_cores else "test"
+        self.progress = "block" if transport.size == 1 or self._transfers.deferred else "test"
         self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
         self._runs = [self._prepare(step) for step in program.steps]

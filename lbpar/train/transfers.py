@@ -64,13 +64,13 @@ class Transfers:
     Attributes
     ----------
     deferred : bool
-        Make allreduces where they are waited for. All ranks must then wait in the same order, too.
+        Make allreduces where they are waited for; default: where ranks have cores of their own on one node, which lose nothing by it.
+        All ranks must then wait in the same order, too.
     """
-
-    deferred = False
 
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self.engine, self.transport, self.rank = engine, transport, transport.rank
+        self.deferred = transport.own_cores
         self._under_way: deque[Request] = deque()
         self._lock = Lock()  # a request is waited for, or tested, by one thread at a time
 

@@ -139,35 +139,37 @@ class MpiTransport(Transport):
 
     def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
         what = f"allreduce {tag!r}"
-        check_buffer(buf, None, what)
-        axes = proper_axes(self.grid, axes)
-        if not axes:
+        comm = self._summing(buf, axes, tag, what)
+        if comm is None:
             return Done(buf)
-        self._check_dtype(buf.dtype, what)
-        comm, group = self._group_comm(axes), self.group(axes)
-        self._count("allreduce", tag, buf, sent_allreduce(buf.size, group.index(self.rank), len(group)))
         with self._errors(what):
-            requests = [
-                comm.Iallreduce(self._mpi.IN_PLACE, part, self._op(op))
-                for part in _chunks(buf, min(self._limit, SUM_CHUNK))
-            ]
+            requests = [comm.Iallreduce(self._mpi.IN_PLACE, part, self._op(op)) for part in self._long(buf)]
         return _MpiRequest(self, what, requests, buf)
 
     def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
         if self._patient:
             return super().allreduce_now(buf, axes, op, tag)
         what = f"allreduce {tag!r}"
+        comm = self._summing(buf, axes, tag, what)
+        if comm is not None:
+            with self._busy(what):
+                for part in self._long(buf):
+                    comm.Allreduce(self._mpi.IN_PLACE, part, self._op(op))
+        return buf
+
+    def _summing(self, buf: Array, axes: Axes, tag: str, what: str) -> Any:
+        """The communicator of an allreduce that is checked and counted; None for a group of one."""
         check_buffer(buf, None, what)
         axes = proper_axes(self.grid, axes)
         if not axes:
-            return buf
+            return None
         self._check_dtype(buf.dtype, what)
         comm, group = self._group_comm(axes), self.group(axes)
         self._count("allreduce", tag, buf, sent_allreduce(buf.size, group.index(self.rank), len(group)))
-        with self._busy(what):
-            for part in _chunks(buf, min(self._limit, SUM_CHUNK)):
-                comm.Allreduce(self._mpi.IN_PLACE, part, self._op(op))
-        return buf
+        return comm
+
+    def _long(self, buf: Array) -> list[np.ndarray]:
+        return _chunks(buf, min(self._limit, SUM_CHUNK))
 
     def reduce_scatter(
         self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import EngineError
 from lbpar.graph.models.registry import build_model
@@ -16,12 +17,15 @@ from lbpar.program.steps import Compute, StartMany
 from lbpar.train.buckets import PLACED, Buckets
 
 
-@pytest.mark.parametrize("name", ["numpy", "onednn"])
-def test_messages_hold_their_gradients_and_only_others_are_copied(name: str) -> None:
+@pytest.fixture(params=["numpy", "onednn"])
+def engine(request: pytest.FixtureRequest) -> Engine:
     try:
-        engine = get_engine(name, "float32", 1)
+        return get_engine(request.param, "float32", 1)
     except EngineError as error:
         pytest.skip(str(error))
+
+
+def test_messages_hold_their_gradients_and_only_others_are_copied(engine: Engine) -> None:
     graph = build_model("lenet").with_loss(CrossEntropy())
     program = lower(graph, strategy_plan("data", graph, Grid((2,)), 4), 4, bucket_bytes=40_000)
     buckets = Buckets(program, engine, 0)
@@ -44,12 +48,7 @@ def test_messages_hold_their_gradients_and_only_others_are_copied(name: str) -> 
     assert "c1:y" not in buckets
 
 
-@pytest.mark.parametrize("name", ["numpy", "onednn"])
-def test_kernels_write_into_places_at_any_offset(name: str) -> None:
-    try:
-        engine = get_engine(name, "float32", 1)
-    except EngineError as error:
-        pytest.skip(str(error))
+def test_kernels_write_into_places_at_any_offset(engine: Engine) -> None:
     rng = np.random.default_rng(1)
     x, dy = rng.standard_normal((5, 7)).astype("f"), rng.standard_normal((5, 3)).astype("f")
     flat = np.zeros(1 + 21 + 2, np.float32)

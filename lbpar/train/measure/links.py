@@ -120,7 +120,6 @@ def _seconds(move: Move, engine: Engine, transport: Transport) -> float:
     whose least is most.
     """
     transfers = Transfers(engine, transport)
-    transfers.deferred = transport.own_cores  # as an executor will
     array = np.ones(move.src.local_shape(transport.rank), np.float32)
     block = np.ones(WORK, np.float32)
 

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 
@@ -19,12 +20,12 @@ from lbpar.errors import LbparError
 from lbpar.graph.graph import Graph
 from lbpar.threads import node_cores, share
 from lbpar.train.measure.kernels import measure_compute
-from lbpar.train.measure.links import measure_links, node_size
+from lbpar.train.measure.links import measure_links
 from lbpar.train.measure.samples import samples
 from lbpar.transport.base import Transport
 
 AUTO = "auto"
-TYPES = ("float32", "float64", "bfloat16")
+TYPES = get_args(EngineConfig.model_fields["dtype"].annotation)
 REPEATS = 3
 #: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.
 NAP = 0.005
@@ -93,6 +94,7 @@ def _together(
 ) -> MachineFile:
     hosts = transport.allgather_obj(platform.node())
     cores = max(1, min(transport.allgather_obj(node_cores())) // (engine.threads or 1))
+    crowd = max(map(hosts.count, hosts))
     place = hosts[: transport.rank].count(hosts[transport.rank])
     compute = None
     with transport.counter.paused():
@@ -103,9 +105,8 @@ def _together(
         while not done.test():
             time.sleep(NAP)
         done.wait()
-        file = transport.bcast(None if compute is None else _file(compute, max(map(hosts.count, hosts))))
+        file = transport.bcast(None if compute is None else _file(compute, crowd))
         linked = transport.bcast(measure_links(engine, transport, hosts, file))
-    crowd = node_size(hosts) if node_size(hosts) > 1 else max(map(hosts.count, hosts))
     return linked.model_copy(update={"cores": cores}) if crowd > cores else linked
 
 
