@@ -35,10 +35,10 @@ from lbpar.train import command
 from lbpar.train.predict import predict, weights
 from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
 from lbpar.train.summary import program_rows
-from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+from lbpar.transport.together import together
 from lbpar.verify.run import Verification, check_numbers, named_plans, verify_plans
 
 __all__ = [

@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "lbpar"
-FLOORS = ["errors", "config", "graph", "layout", "program", "cost", "plan", "engine", "transport", "data", "train"]
+FLOORS = [
+    *["errors", "units", "config", "graph", "layout", "program", "cost", "solver", "papers"],
+    *["engine", "transport", "runtime", "data", "calibrate", "plan", "train"],
+]
+PLANNING = ["errors", "units", "config", "graph", "layout", "program", "cost", "solver", "papers"]
 FORBIDDEN = {
-    **{room: {"mpi4py", "cupy"} for room in ["errors", "config", "graph", "layout", "program", "cost", "plan"]},
-    "engine": {"mpi4py", *(f"lbpar.{room}" for room in ["graph", "layout", "program", "cost", "plan"])},
-    "transport": {f"lbpar.{room}" for room in ["graph", "program", "cost", "plan", "engine"]},
-    "data": {f"lbpar.{room}" for room in ["graph", "program", "cost", "plan", "engine"]},
+    **{room: {"mpi4py", "cupy"} for room in PLANNING},
+    "plan": {"mpi4py", "cupy", *(f"lbpar.{room}" for room in ["engine", "transport", "runtime", "data", "calibrate"])},
+    "solver": {"mpi4py", "cupy", *(f"lbpar.{room}" for room in ["config", "graph", "layout", "program", "cost"])},
+    "engine": {"mpi4py", *(f"lbpar.{room}" for room in ["graph", "layout", "program", "cost", "solver", "papers"])},
+    "transport": {f"lbpar.{room}" for room in ["graph", "program", "cost", "solver", "papers", "engine"]},
+    "data": {f"lbpar.{room}" for room in ["graph", "program", "cost", "solver", "papers", "engine", "runtime"]},
 }
 
 
@@ -45,10 +51,7 @@ def inside(name: str, package: str) -> bool:
 
 @pytest.mark.parametrize("room", FLOORS)
 def test_room_imports_only_from_lower_floors(room: str) -> None:
-    higher = {
-        f"lbpar.{r}"
-        for r in [*FLOORS[FLOORS.index(room) + 1 :], "study", "verify", "calibrate", "selftest", "api", "cli"]
-    }
+    higher = {f"lbpar.{r}" for r in [*FLOORS[FLOORS.index(room) + 1 :], "study", "verify", "selftest", "api", "cli"]}
     for path in files(room):
         for name in imports(path):
             wrong = [p for p in higher | FORBIDDEN.get(room, set()) if inside(name, p)]
@@ -71,6 +74,6 @@ def test_rooms_import_from_the_defining_module() -> None:
 def test_the_walk_sees_hidden_imports(tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text(
-        "def f():\n    import mpi4py.MPI\n    from lbpar.plan.search import best\n    from lbpar import cost\n"
+        "def f():\n    import mpi4py.MPI\n    from lbpar.solver.search import best\n    from lbpar import cost\n"
     )
-    assert imports(source) == {"mpi4py.MPI", "lbpar.plan.search", "lbpar.cost"}
+    assert imports(source) == {"mpi4py.MPI", "lbpar.solver.search", "lbpar.cost"}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lbpar.calibrate.machine import measure_machine
+from lbpar.calibrate.samples import samples
 from lbpar.config.engine import EngineConfig
 from lbpar.config.machine_file import MachineFile, save_machine_file
 from lbpar.config.report import check
+from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
-from lbpar.plan.words import human_bytes
-from lbpar.train.measure.machine import measure_machine
-from lbpar.train.measure.samples import samples
-from lbpar.train.setup import build_engine
-from lbpar.train.together import together
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+from lbpar.transport.together import together
+from lbpar.units import human_bytes
 
 
 def parser() -> Parser:

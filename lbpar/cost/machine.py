@@ -211,7 +211,7 @@ def machine_names() -> list[str]:
 
 
 def find_machine(which: str) -> Machine:
-    """A machine by name or by file. (``auto`` is measured, which needs an engine: `lbpar.train.measure.machine`.)
+    """A machine by name or by file. (``auto`` is measured, which needs an engine: `lbpar.calibrate.machine`.)
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lbpar.cost.kernels import item_bytes
+from lbpar.cost.kernel_time import item_bytes
 from lbpar.cost.price import SLOTS, local_bytes
 from lbpar.cost.traffic import traffic
 from lbpar.program.steps import Accumulate, Free, Program, Start, StartMany, Step, Sum, Wait, writes

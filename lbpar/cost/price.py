@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
-from lbpar.cost.kernels import busy, flops, item_bytes, kernel_seconds, local_extents
+from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.traffic import longest, traffic
 from lbpar.layout.exchange import allreduce_volume

@@ -7,9 +7,11 @@ import logging
 
 import numpy.typing as npt
 
+from lbpar.config.engine import EngineConfig
 from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import ConfigError, EngineError
+from lbpar.threads import share
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,12 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
     raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")
 
 
+def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
+    """The engine of a run file."""
+    threads = share() if config.threads == "auto" else int(config.threads)
+    return get_engine(config.name, dtype or config.dtype, threads)
+
+
 def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
     if dtype == BFLOAT16:
         raise ConfigError(
@@ -65,7 +73,7 @@ def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
 def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
     # The library is large and may be missing: load it only when this engine is asked for.
     try:
-        from lbpar.engine.onednn import OneDnnEngine
+        from lbpar.engine.onednn.engine import OneDnnEngine
     except ImportError as error:
         raise EngineError(
             f"engine.name: onednn cannot be loaded: {error}. Install onednn-cpu-gomp, or choose engine.name: numpy."

@@ -6,9 +6,8 @@ from lbpar.threads import limit_libraries
 
 if __name__ == "__main__":
     limit_libraries()  # before NumPy is imported
-    from lbpar.plan.command import run
-
     # Where a program starts every room may be entered: planning itself measures nothing.
-    from lbpar.train.measure.machine import machine_of
+    from lbpar.calibrate.machine import machine_of
+    from lbpar.plan.command import run
 
     sys.exit(run(find=machine_of))

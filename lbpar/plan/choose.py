@@ -27,13 +27,13 @@ from lbpar.plan.assign import assign
 from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
 from lbpar.plan.costs import Tables, build_tables
 from lbpar.plan.node_costs import Pricing
-from lbpar.plan.search import Solution, minimise
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
-from lbpar.plan.words import human_bytes
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
+from lbpar.solver.search import Solution, minimise
+from lbpar.units import human_bytes
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4

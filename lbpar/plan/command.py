@@ -25,15 +25,15 @@ from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss, make_loss
+from lbpar.papers.layers import layer_records
+from lbpar.papers.searches import price_gholami, price_pase
 from lbpar.plan.candidates import MOST_AXES
 from lbpar.plan.choose import Choice, Settings, choose_plan
 from lbpar.plan.explain import explain
-from lbpar.plan.papers import price_gholami, price_pase
 from lbpar.plan.picture import draw
-from lbpar.plan.records import layer_records
 from lbpar.plan.report import print_report
 from lbpar.plan.resolve import optimizer_name, resolve_plan
-from lbpar.plan.words import human_bytes, human_seconds
+from lbpar.units import human_bytes, human_seconds
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.cuts import Floats, Ints
 from lbpar.plan.moves import Read, move_table
 from lbpar.plan.node_costs import NodeTable, Pricing, Side, node_table, thin
-from lbpar.plan.search import EdgeTable
+from lbpar.solver.search import EdgeTable
 
 FOLLOWS = ("relu", "leaky_relu", "sigmoid", "dropout")
 LEADS = ("norm", "add", "multiply", "max_pool", "avg_pool", "concat", "upsample", *FOLLOWS)

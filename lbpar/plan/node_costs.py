@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.cost.kernels import busy, item_bytes, kernel_seconds, local_size
+from lbpar.cost.kernel_time import busy, item_bytes, kernel_seconds, local_size
 from lbpar.cost.machine import Machine
 from lbpar.cost.price import SLOTS
 from lbpar.graph.loops import Index, Kernel, Operand, Shape

@@ -12,8 +12,8 @@ from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import NAMES, get_engine
 from lbpar.graph.graph import Graph
+from lbpar.runtime.optim.sgd import SGD
 from lbpar.selftest.networks import networks
-from lbpar.train.optim.sgd import SGD
 from lbpar.train.progress import print_table
 from lbpar.verify.compare import Reference, relative, verify_virtual
 from lbpar.verify.plans import random_plan

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lbpar.errors import ConfigError
-from lbpar.study.paper_figures import draw_all
-from lbpar.study.paper_rows import SECTIONS, Row
+from lbpar.papers.figures import draw_all
+from lbpar.papers.rows import SECTIONS, Row
 
 TAGS = {
     "R": "read in the paper",

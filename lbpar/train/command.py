@@ -20,11 +20,11 @@ from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
 from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
-from lbpar.train.together import together
 from lbpar.train.trainer import Trainer
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+from lbpar.transport.together import together
 
 OnEpoch = Callable[[dict[str, Any]], object]
 

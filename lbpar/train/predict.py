@@ -17,8 +17,8 @@ from lbpar.layout.layout import Layout
 from lbpar.layout.runs import indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
-from lbpar.train.executor import Executor
-from lbpar.train.worker import QUIET, Worker
+from lbpar.runtime.executor import Executor
+from lbpar.runtime.worker import QUIET, Worker
 from lbpar.transport.base import Transport
 
 Array = Any

@@ -11,9 +11,9 @@ import numpy as np
 from lbpar.errors import CheckpointError
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import box_shape, box_size
+from lbpar.runtime.optim.base import Optimizer
+from lbpar.runtime.worker import Worker
 from lbpar.train.checkpoint import Block, checkpoint_path, open_checkpoint, prune, write_checkpoint
-from lbpar.train.optim.base import Optimizer
-from lbpar.train.worker import Worker
 from lbpar.transport.base import Transport
 
 Array = Any

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Any
 
+from lbpar.config.fields import as_fields, choose
 from lbpar.errors import ConfigError
-from lbpar.train.fields import as_fields, choose
 
 
 @dataclass(frozen=True)

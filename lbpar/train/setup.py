@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lbpar.config.engine import EngineConfig
+from lbpar.calibrate.machine import AUTO, machine_of
 from lbpar.config.run_file import RunConfig
 from lbpar.config.training import TrainConfig
 from lbpar.cost.machine import find_machine
 from lbpar.data.dataset import Dataset, open_dataset
-from lbpar.engine.base import Engine
-from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.load import load_graph
@@ -18,11 +16,9 @@ from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
-from lbpar.threads import share
-from lbpar.train.measure.machine import AUTO, machine_of
-from lbpar.train.together import check_alike, together
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+from lbpar.transport.together import check_alike, together
 
 
 def build_graph(config: RunConfig) -> Graph:
@@ -72,12 +68,6 @@ def build_plan(
 def check_ranks(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> None:
     """Refuse ranks that would train different things. Collective over all ranks."""
     check_alike(transport, {"network": graph, "plan": plan, "section `train` of the run file": config.train})
-
-
-def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
-    """The engine of a run file."""
-    threads = share() if config.threads == "auto" else int(config.threads)
-    return get_engine(config.name, dtype or config.dtype, threads)
 
 
 def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:

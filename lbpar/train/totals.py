@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lbpar.train.worker import StepResult
+from lbpar.runtime.worker import StepResult
 
 
 @dataclass

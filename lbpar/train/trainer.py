@@ -16,25 +16,26 @@ from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
+from lbpar.engine.registry import build_engine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_weights
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.program.plan import Plan
+from lbpar.runtime.binding import Context
+from lbpar.runtime.feeds import read_feeds
+from lbpar.runtime.optim.make import make_optimizer
+from lbpar.runtime.optim.norms import clip_by_global_norm
+from lbpar.runtime.trace import Tracer
+from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.train.checkpoint import latest
 from lbpar.train.early_stop import EarlyStop
-from lbpar.train.feeds import read_feeds
-from lbpar.train.kernels import Context
-from lbpar.train.optim.make import make_optimizer
-from lbpar.train.optim.norms import clip_by_global_norm
 from lbpar.train.saving import load, save
 from lbpar.train.schedules import make_schedule
-from lbpar.train.setup import build_dataset, build_engine
-from lbpar.train.together import together
+from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
-from lbpar.train.trace import Tracer
-from lbpar.train.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.transport.base import Transport
+from lbpar.transport.together import together
 
 Array = Any
 OnStep = Callable[[StepResult, float], None]

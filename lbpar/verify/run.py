@@ -8,12 +8,13 @@ from random import Random
 from typing import Any
 
 from lbpar.config.run_file import RunConfig
+from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.program.plan import Plan
-from lbpar.train.optim.make import make_optimizer
-from lbpar.train.setup import build_engine, connect_to
+from lbpar.runtime.optim.make import make_optimizer
+from lbpar.train.setup import connect_to
 from lbpar.transport.base import Transport
 from lbpar.verify.compare import Parity, Reference, verify_mpi, verify_virtual
 from lbpar.verify.norms import kept_apart

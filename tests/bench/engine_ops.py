@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from lbpar.engine.base import LocalWindow
-from lbpar.engine.onednn import OneDnnEngine
+from lbpar.engine.onednn.engine import OneDnnEngine
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 

@@ -23,15 +23,15 @@ START = time.perf_counter()
 
 import numpy as np
 
-from lbpar.engine._dnnl.library import Primitive
-from lbpar.engine.onednn import OneDnnEngine
+from lbpar.engine.onednn.engine import OneDnnEngine
+from lbpar.engine.onednn.library import Primitive
 from lbpar.graph.graph import TARGET
 from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
-from lbpar.train.optim.sgd import SGD
-from lbpar.train.worker import Worker
+from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.worker import Worker
 from lbpar.transport.single import SingleTransport
 
 

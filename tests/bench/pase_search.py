@@ -1,7 +1,7 @@
 """Search time on PaSE's own space and cost model, beside its prototype's: `python tests/bench/pase_search.py [--repeats 9]`.
 
 Prints a Markdown table. "tables" builds every configuration, vertex and edge cost; "search" finds the optimum. The
-prototype's figures are its search alone, on two cores (lbpar.cost.papers.published). The search runs on one thread.
+prototype's figures are its search alone, on two cores (lbpar.papers.published). The search runs on one thread.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import resource
 import statistics
 import time
 
-from lbpar.cost.papers import published
-from lbpar.cost.papers.pase import Machine, build_tables
-from lbpar.cost.papers.pase_models import MODELS, pase_graph, pase_resnet101
-from lbpar.plan.papers import search_tables
+from lbpar.papers import published
+from lbpar.papers.pase import Machine, build_tables
+from lbpar.papers.pase_models import MODELS, pase_graph, pase_resnet101
+from lbpar.papers.searches import search_tables
 
 
 def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.calibrate.machine import machine_of
 from lbpar.config.engine import EngineConfig
 from lbpar.engine.registry import get_engine
 from lbpar.graph.builder import GraphBuilder
@@ -25,9 +26,8 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.plan.choose import Outcome, Settings, choose_plan
-from lbpar.train.executor import Executor
-from lbpar.train.initial import initial_state
-from lbpar.train.measure.machine import machine_of
+from lbpar.runtime.executor import Executor
+from lbpar.runtime.initial import initial_state
 from lbpar.transport.launch import connect, run_main
 from lbpar.verify.plans import random_plan
 

@@ -41,8 +41,8 @@ from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
-from lbpar.train.optim.sgd import SGD
-from lbpar.train.worker import Worker
+from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.worker import Worker
 from lbpar.transport.single import SingleTransport
 from tests.bench.torch_net import TorchNet
 

@@ -131,9 +131,9 @@ def run_lbpar(spec: Job, steps: int) -> None:
 
 def predicted_seconds(config: Any, graph: Any, plan: Any, transport: Any) -> float | None:
     """Seconds of a step as lbpar's cost model prices the plan, on rank 0; None on the others. Called by all ranks."""
+    from lbpar.calibrate.machine import machine_of
     from lbpar.plan.choose import Settings
     from lbpar.plan.resolve import optimizer_name
-    from lbpar.train.measure.machine import machine_of
 
     machine = machine_of(config.machine, config.engine, transport)
     if transport.rank:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lbpar.calibrate import command
+from lbpar.calibrate.samples import samples
 from lbpar.cost.machine import find_machine
 from lbpar.errors import ConfigError
 from lbpar.plan.command import run as plan
-from lbpar.train.measure.samples import samples
 
 
 def test_a_measured_file_is_what_the_planner_takes(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.cost.kernels import kernel_seconds, local_extents
+from lbpar.cost.kernel_time import kernel_seconds, local_extents
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.cost.memory import memory
 from lbpar.cost.price import local_bytes, price

@@ -53,7 +53,7 @@ def test_denormals_are_zero_in_all_threads_while_running(threads):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_compiled_passes_follow(threads, monkeypatch):
     engine = make(threads)
-    monkeypatch.setattr("lbpar.engine.native.SMALL", 0)
+    monkeypatch.setattr("lbpar.engine.native.passes.SMALL", 0)
     x = np.full((1000, 8), TINY)
     with engine.running():
         inside = engine.norm_apply(x, np.zeros(8), np.full(8, 1e10), None, None)

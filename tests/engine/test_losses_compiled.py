@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.engine import native
+from lbpar.engine.native import passes as native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import EngineError

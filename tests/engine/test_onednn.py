@@ -8,12 +8,13 @@ import threading
 import numpy as np
 import pytest
 
-from lbpar.engine import build, native
-from lbpar.engine._dnnl import conv, library, memory
-from lbpar.engine._dnnl.memory import SMALL as POOLED
-from lbpar.engine._dnnl.memory import Pool
 from lbpar.engine.base import LocalWindow
+from lbpar.engine.native import build
+from lbpar.engine.native import passes as native
 from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.engine.onednn import conv, library, memory
+from lbpar.engine.onednn.memory import SMALL as POOLED
+from lbpar.engine.onednn.memory import Pool
 from lbpar.errors import EngineError
 
 try:
@@ -21,7 +22,7 @@ try:
 except EngineError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from lbpar.engine.onednn import OneDnnEngine
+from lbpar.engine.onednn.engine import OneDnnEngine
 
 REFERENCE = NumpyEngine(np.float64)
 
@@ -154,7 +155,7 @@ def test_cache_does_not_confuse_geometries(engine, rng):
 
 
 def test_number_of_cached_primitives_is_bounded(engine, monkeypatch):
-    monkeypatch.setattr("lbpar.engine.onednn._MAX_PLANS", 3)
+    monkeypatch.setattr("lbpar.engine.onednn.engine._MAX_PLANS", 3)
     for n in range(1, 9):
         engine.linear_forward(np.ones((n, 2), np.float32), np.ones((3, 2), np.float32), None)
     assert len(engine._plans) <= 3
@@ -310,7 +311,7 @@ SHAPES = [(2, 40, 41, 8), (1, 3, 43, 47, 5), (3, 7, 7, 2048), (2, 97, 101, 1)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("affine", [True, False])
 def test_normalisation_of_more_than_a_tile(engine, rng, shape, affine, monkeypatch):
-    monkeypatch.setattr("lbpar.engine._dnnl.rows.TILE_BYTES", 1 << 15)
+    monkeypatch.setattr("lbpar.engine.onednn.rows.TILE_BYTES", 1 << 15)
     x, dy, residual = 3 + 2 * array(rng, *shape), array(rng, *shape), array(rng, *shape)
     c, count = shape[-1], x.size // shape[-1]
     scale, bias = (array(rng, c), array(rng, c)) if affine else (None, None)

@@ -30,10 +30,10 @@ def test_bfloat16_is_computed_or_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"engine\.dtype: bfloat16 is not available on engine\.name: numpy"):
         get_engine("numpy", "bfloat16")
     with monkeypatch.context() as m:
-        m.setitem(sys.modules, "lbpar.engine.onednn", None)
+        m.setitem(sys.modules, "lbpar.engine.onednn.engine", None)
         with pytest.raises(EngineError):  # auto must not compute in another type than was asked for
             get_engine("auto", "bfloat16")
-    onednn = pytest.importorskip("lbpar.engine.onednn")
+    onednn = pytest.importorskip("lbpar.engine.onednn.engine")
     try:
         engine = get_engine("onednn", "bfloat16", 1)
     except EngineError as error:
@@ -50,7 +50,7 @@ def test_bfloat16_is_computed_or_refused(monkeypatch):
 
 
 def test_auto_falls_back_and_says_so(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "lbpar.engine.onednn", None)  # as if it could not be imported
+    monkeypatch.setitem(sys.modules, "lbpar.engine.onednn.engine", None)  # as if it could not be imported
     with caplog.at_level(logging.WARNING):
         assert get_engine("auto").name == "numpy"
     assert len(caplog.records) == 1 and "onednn" in caplog.text

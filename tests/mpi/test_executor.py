@@ -16,7 +16,7 @@ from lbpar.layout.exchange import volume
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.train.executor import Executor
+from lbpar.runtime.executor import Executor
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport
 from tests.util.graphs import random_graph, residual_network

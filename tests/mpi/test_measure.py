@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lbpar.calibrate import machine
 from lbpar.config.engine import EngineConfig
 from lbpar.threads import node_cores
-from lbpar.train.measure import machine
 from lbpar.transport.launch import connect
 from tests.util.mpi import collective_assert
 

@@ -16,9 +16,9 @@ from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of, total_of
 from lbpar.plan.costs import build_tables, group_nodes
 from lbpar.plan.node_costs import Pricing
-from lbpar.plan.search import minimise
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
+from lbpar.solver.search import minimise
 from tests.cost.nets import even, mixed
 
 MACHINE = find_machine("perlmutter-a100")

@@ -18,8 +18,8 @@ from lbpar.plan.strategies import STRATEGIES, strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Free, Program, Start, Step, Update, Wait, reads, writes
-from lbpar.train.executor import Executor, run_lockstep
-from lbpar.train.initial import initial_state
+from lbpar.runtime.executor import Executor, run_lockstep
+from lbpar.runtime.initial import initial_state
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.graphs import random_graph
 from tests.util.run import cut, descent, local_feeds, random_plan, random_state, run, samples, serial

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from lbpar.papers.rows import SECTIONS, Row
 from lbpar.study.__main__ import main
-from lbpar.study.paper_rows import SECTIONS, Row
 
 
 def test_study_writes_everything_and_agrees(tmp_path, capsys):

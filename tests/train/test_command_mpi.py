@@ -26,7 +26,7 @@ from lbpar.graph.builder import GraphBuilder
 
 def net(*, input=(6, 5, 2), classes=7):
     """A network whose second layer fails in the third step of rank 1, and one whose rank 1 reads another file."""
-    from lbpar.train.worker import Worker
+    from lbpar.runtime.worker import Worker
 
     run = Worker.run
 

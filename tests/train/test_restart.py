@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.runtime.optim.adam import AdamW
+from lbpar.runtime.optim.sgd import SGD
 from lbpar.train.checkpoint import checkpoint_path, latest, open_checkpoint, write_checkpoint
-from lbpar.train.optim.adam import AdamW
-from lbpar.train.optim.sgd import SGD
 
 pytest.importorskip("h5py")
 

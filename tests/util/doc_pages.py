@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lbpar.train.measure.machine import machine_of
+from lbpar.calibrate.machine import machine_of
 from lbpar.transport.launch import run_main
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from lbpar.graph.loops import Window
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.transition import Move
-from lbpar.train.transfers import Transfers
+from lbpar.runtime.transfers import Transfers
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.run import cut, place
 

@@ -16,8 +16,8 @@ from lbpar.layout.runs import Box, indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Buffer, Program
-from lbpar.train.executor import Executor, run_lockstep
-from lbpar.train.initial import initial_state
+from lbpar.runtime.executor import Executor, run_lockstep
+from lbpar.runtime.initial import initial_state
 from lbpar.transport.virtual import VirtualWorld
 
 Arrays = Mapping[str, np.ndarray]

@@ -14,9 +14,9 @@ from lbpar.plan.strategies import strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.train.executor import Executor
-from lbpar.train.initial import initial_state
-from lbpar.train.optim.sgd import SGD
+from lbpar.runtime.executor import Executor
+from lbpar.runtime.initial import initial_state
+from lbpar.runtime.optim.sgd import SGD
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
 from tests.util.run import local_feeds, random_plan, samples

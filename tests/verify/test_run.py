@@ -12,8 +12,8 @@ import pytest
 from lbpar.config.run_file import parse_run
 from lbpar.errors import ConfigError, PlanError
 from lbpar.plan.resolve import save_plan
-from lbpar.train import kernels
-from lbpar.train.kernels import Bound
+from lbpar.runtime import binding as kernels
+from lbpar.runtime.binding import Bound
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.single import SingleTransport
 from lbpar.verify.command import main

@@ -1,0 +1,1 @@
+"""Passes in C that no library has (norms, losses, updates), compiled at first use and optional."""

@@ -1,0 +1,238 @@
+"""Convolutions: primitives for one shape and geometry, with the weights' reorder where oneDNN prefers its own format.
+
+Weights lie as (F, *K, C/groups). Kernels that read them so are one to two orders of magnitude slower than those on blocked
+formats, and the reorder costs one pass over the weights (measured: 0.2 to 3 % of a ResNet layer at batch 16), so oneDNN
+chooses the format and weights are reordered in every call. Nothing is remembered about their values between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lbpar.engine.base import Array, Window
+from lbpar.engine.onednn import cdef
+from lbpar.engine.onednn.library import Context, Primitive, Refused
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A window in oneDNN's terms, on the part ``crop`` of the input (None where that is all of it)."""
+
+    crop: tuple[slice, ...] | None
+    spatial: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @classmethod
+    def of(cls, win: Window, in_spatial: Sequence[int], out_spatial: Sequence[int]) -> Geometry:
+        """Translate; raise `Refused` where a dimension's windows see no input at all."""
+        crop, spatial, before, after = [], [], [], []
+        for dim, n_in, n_out in zip(win, in_spatial, out_spatial, strict=True):
+            end = (n_out - 1) * dim.stride + (dim.kernel - 1) * dim.dilation + 1 - dim.pad  # one past the last read
+            start = max(0, -dim.pad)
+            # oneDNN takes inputs left over behind the last window up to, not including, one stride.
+            stop = n_in if end > n_in - dim.stride else end
+            if stop <= start:
+                raise Refused("window outside the input")
+            crop.append(slice(start, stop))
+            spatial.append(stop - start)
+            before.append(max(0, dim.pad))
+            after.append(end - stop)
+        whole = all(c.stop - c.start == n for c, n in zip(crop, in_spatial, strict=True))
+        return cls(
+            None if whole else (slice(None), *crop),
+            tuple(spatial),
+            tuple(dim.stride for dim in win),
+            tuple(dim.dilation - 1 for dim in win),
+            tuple(before),
+            tuple(after),
+        )
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the first tap of output i reads input i, and nothing is cut off or added."""
+        alone = all(s == 1 and b == 0 and a == 0 for s, b, a in zip(self.strides, self.before, self.after, strict=True))
+        return alone and self.crop is None
+
+    @property
+    def tail(self) -> list[list[int]]:
+        """Strides, dilations and pads as oneDNN's create functions take them."""
+        return [list(part) for part in (self.strides, self.dilates, self.before, self.after)]
+
+
+FEW_ROWS = 4096
+"""Positions up to which dw of a 1 x 1 convolution is faster as a matrix product (measured: 1.1 to 1.3 times)."""
+
+
+class _Operand:
+    """Brings an operand into the type and format that a primitive chose, or the result from there; often nothing to do.
+
+    Parameters
+    ----------
+    context
+    area : name of the scratch memory that holds the converted operand
+    plain, chosen : descriptors of the caller's array and of the primitive's
+    result : whether the operand is written by the primitive
+    """
+
+    def __init__(self, context: Context, area: str, plain: Any, chosen: Any, result: bool = False) -> None:
+        self.context, self.area = context, area
+        self.reorder: Primitive | None = None
+        if not context.lib.dnnl_memory_desc_equal(plain, chosen):
+            self.nbytes = int(context.lib.dnnl_memory_desc_get_size(chosen))
+            source, target = (chosen, plain) if result else (plain, chosen)
+            self.reorder = Primitive(
+                context,
+                "reorder",
+                (source, context.engine, target, context.engine, context.attributes()),
+                ((cdef.ARG_SRC, source), (cdef.ARG_DST, target)),
+            )
+
+    def put(self, array: Array) -> Any:
+        """Address of the operand as the primitive wants it."""
+        address = self.context.pointer(array)
+        if self.reorder is None:
+            return address
+        staged = self.context.area(self.area, self.nbytes)
+        self.reorder(address, staged)
+        return staged
+
+    def stage(self, array: Array) -> Any:
+        """Address where the primitive shall write a result meant for ``array``; `fetch` finishes."""
+        if self.reorder is None:
+            return self.context.pointer(array)
+        return self.context.area(self.area, self.nbytes)
+
+    def fetch(self, staged: Any, array: Array) -> None:
+        """Move what was written to ``staged`` to ``array``."""
+        if self.reorder is not None:
+            self.reorder(staged, self.context.pointer(array))
+
+
+def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry) -> Primitive:
+    """A forward primitive, which backward ones ask for as a hint."""
+    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail)
+    return Primitive(context, "convolution_forward", (*arguments, context.attributes()), ())
+
+
+class Forward:
+    """y = conv(x, w) [+ b], all arrays of the shapes given here. ``compute`` is the type in which x and w multiply."""
+
+    def __init__(
+        self,
+        context: Context,
+        x_shape: Sequence[int],
+        w_shape: Sequence[int],
+        y_shape: Sequence[int],
+        geometry: Geometry,
+        groups: int,
+        bias: bool,
+        compute: int = cdef.F32,
+    ) -> None:
+        x, y = context.activation(x_shape, compute), context.activation(y_shape)
+        w = context.weights(w_shape, groups, plain=False, dtype=compute)
+        b = context.rows((w_shape[0],)) if bias else context.null
+        memories = [(cdef.ARG_SRC, x), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DST, y)]
+        self.run = Primitive(
+            context,
+            "convolution_forward",
+            (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, b, y, *geometry.tail, context.attributes()),
+            [*memories, (cdef.ARG_BIAS, b)] if bias else memories,
+        )
+        plain = context.weights(w_shape, groups, plain=True)
+        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
+        self.x = _Operand(context, "first", context.activation(x_shape), x)
+
+    def __call__(self, x: Array, w: Array, b: Array | None, y: Array) -> None:
+        pointer = self.run.context.pointer
+        extra = () if b is None else (pointer(b),)
+        self.run(self.x.put(x), self.w.put(w), pointer(y), *extra)
+
+
+class BackwardData:
+    """dx from dy and w."""
+
+    def __init__(
+        self,
+        context: Context,
+        x_shape: Sequence[int],
+        w_shape: Sequence[int],
+        y_shape: Sequence[int],
+        geometry: Geometry,
+        groups: int,
+        compute: int = cdef.F32,
+    ) -> None:
+        dx, dy = context.activation(x_shape), context.activation(y_shape, compute)
+        w = context.weights(w_shape, groups, plain=False, dtype=compute)
+        hint = _hint(context, context.activation(x_shape, compute), w, dy, geometry)
+        self.run = Primitive(
+            context,
+            "convolution_backward_data",
+            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint.descriptor, context.attributes()),
+            ((cdef.ARG_DIFF_DST, dy), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DIFF_SRC, dx)),
+        )
+        plain = context.weights(w_shape, groups, plain=True)
+        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
+        self.dy = _Operand(context, "first", context.activation(y_shape), dy)
+
+    def __call__(self, dy: Array, w: Array, dx: Array) -> None:
+        self.run(self.dy.put(dy), self.w.put(w), self.run.context.pointer(dx))
+
+
+class BackwardWeights:
+    """dw, and db if wanted, from x and dy."""
+
+    def __init__(
+        self,
+        context: Context,
+        x_shape: Sequence[int],
+        w_shape: Sequence[int],
+        y_shape: Sequence[int],
+        geometry: Geometry,
+        groups: int,
+        bias: bool,
+        compute: int = cdef.F32,
+    ) -> None:
+        x, dy = context.activation(x_shape, compute), context.activation(y_shape, compute)
+        dw = context.weights(w_shape, groups, plain=False)
+        db = context.rows((w_shape[0],)) if bias else context.null
+        hint = _hint(context, x, context.weights(w_shape, groups, plain=False, dtype=compute), dy, geometry)
+        memories = [(cdef.ARG_SRC, x), (cdef.ARG_DIFF_DST, dy), (cdef.ARG_DIFF_WEIGHTS, cdef.QUERY_DIFF_WEIGHTS)]
+        self.run = Primitive(
+            context,
+            "convolution_backward_weights",
+            (cdef.CONV_DIRECT, x, dw, db, dy, *geometry.tail, hint.descriptor, context.attributes()),
+            [*memories, (cdef.ARG_DIFF_BIAS, db)] if bias else memories,
+        )
+        plain = context.weights(w_shape, groups, plain=True)
+        self.dw = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_DIFF_WEIGHTS), result=True)
+        self.x = _Operand(context, "first", context.activation(x_shape), x)
+        self.dy = _Operand(context, "second", context.activation(y_shape), dy)
+
+    def __call__(self, x: Array, dy: Array, dw: Array, db: Array | None) -> None:
+        staged = self.dw.stage(dw)
+        extra = () if db is None else (self.run.context.pointer(db),)
+        self.run(self.x.put(x), self.dy.put(dy), staged, *extra)
+        self.dw.fetch(staged, dw)
+
+
+class PointwiseWeights:
+    """dw of a 1 x 1 convolution as the product of two matrices of ``rows`` positions."""
+
+    def __init__(self, context: Context, rows: int, channels: int, filters: int) -> None:
+        left, right = context.desc((filters, rows), (1, filters)), context.rows((rows, channels))
+        out = context.rows((filters, channels))
+        self.run = Primitive(
+            context,
+            "matmul",
+            (left, right, context.null, out, context.attributes()),
+            ((cdef.ARG_SRC, left), (cdef.ARG_WEIGHTS, right), (cdef.ARG_DST, out)),
+        )
+
+    def __call__(self, x: Array, dy: Array, dw: Array, db: Array | None) -> None:
+        pointer = self.run.context.pointer
+        self.run(pointer(dy), pointer(x), pointer(dw))

@@ -1,0 +1,120 @@
+"""ParaDL's oracle (Kahira et al., HPDC 2021): communication per epoch and memory per process of one strategy for all layers.
+
+Ring collectives. ``alpha`` s per message, ``beta`` s per byte, ``item`` bytes per element, ``data`` samples of an epoch,
+``batch`` the global mini-batch. Sizes of a layer are elements per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lbpar.errors import ConfigError
+from lbpar.papers.collectives import allgather_seconds, allreduce_seconds
+from lbpar.papers.records import LayerRecord
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Elements per sample of input, output, weights, and of the halos of input and output gradient."""
+
+    x: int
+    y: int
+    w: int
+    halo_x: int = 0
+    halo_y: int = 0
+    filters: int = 1
+    channels: int = 1
+    spatial: int = 1  # smallest of height * width of input and output: the limit of a spatial split
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What does not depend on the layers."""
+
+    data: int
+    batch: int
+    alpha: float
+    beta: float
+    item: int = 4
+
+    @property
+    def steps(self) -> float:
+        """Steps per epoch."""
+        return self.data / self.batch
+
+
+@dataclass(frozen=True)
+class Price:
+    """Communication seconds per epoch, bytes per process, and the largest number of processes the strategy allows."""
+
+    seconds: float
+    memory: float
+    most: int
+
+
+def from_record(record: LayerRecord) -> Layer:
+    """ParaDL's sizes of a layer record; the halo is what one process gets from one neighbour above."""
+    kh = record.kernel[0] // 2
+    (hi, wi, c), (ho, wo, f) = record.in_shape, record.out_shape
+    return Layer(record.inputs, record.outputs, record.weights, kh * wi * c, kh * wo * f, f, c, min(hi * wi, ho * wo))
+
+
+def data_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+    """Samples over ``p`` processes; the weight gradients are summed."""
+    _check(p)
+    memory = 2 * s.item * sum(s.batch / p * (x.x + x.y) + x.w for x in layers)
+    return Price(s.steps * _sum_weights(layers, s, p), memory, s.batch)
+
+
+def spatial_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+    """Height and width over ``p`` processes: halos of x forward and of dy backward."""
+    _check(p)
+    halos = sum(2 * s.alpha + s.batch * (x.halo_x + x.halo_y) * s.item * s.beta for x in layers)
+    memory = 2 * s.item * sum(s.batch * (x.x + x.y) / p + x.w for x in layers)
+    return Price(s.steps * (_sum_weights(layers, s, p) + 2 * halos), memory, min(x.spatial for x in layers))
+
+
+def filter_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+    """Filters over ``p`` processes: y gathered forward, dx summed backward, for all layers but the last."""
+    _check(p)
+    memory = 2 * s.item * sum(s.batch * (x.x + x.y) + x.w / p for x in layers)
+    return Price(s.steps * _exchange(layers, s, s.batch, p), memory, min(x.filters for x in layers))
+
+
+def channel_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+    """Input channels over ``p`` processes: y summed forward, dx gathered backward; costs what filters cost."""
+    same = filter_parallel(layers, s, p)
+    return Price(same.seconds, same.memory, min(x.channels for x in layers))
+
+
+def data_filter_parallel(layers: Sequence[Layer], s: Setting, p1: int, p2: int) -> Price:
+    """``p1`` sample groups of ``p2`` processes that split the filters; weight gradients are summed across the groups."""
+    _check(p1, p2)
+    seconds = s.steps * (_exchange(layers, s, s.batch / p1, p2) + _sum_weights(layers, s, p1, p2))
+    memory = 2 * s.item * sum(s.batch * (x.x + x.y) / p1 + x.w / p2 for x in layers)
+    return Price(seconds, memory, s.batch * min(x.filters for x in layers))
+
+
+def pipeline_parallel(stages: Sequence[Sequence[Layer]], s: Setting, segments: int) -> Price:
+    """One stage of consecutive layers per process, the mini-batch in ``segments`` pieces."""
+    p = len(stages)
+    _check(p, segments)
+    slowest = max(s.alpha + s.batch / segments * stage[-1].y * s.item * s.beta for stage in stages)
+    memory = 2 * s.item * max(sum(s.batch * (x.x + x.y) + x.w for x in stage) for stage in stages)
+    return Price(2 * s.data * (p + segments - 2) / s.batch * slowest, memory, sum(map(len, stages)))
+
+
+def _check(*procs: int) -> None:
+    if min(procs) < 1:
+        raise ConfigError(f"paradl: got {'x'.join(map(str, procs))} processes; expected positive numbers")
+
+
+def _sum_weights(layers: Sequence[Layer], s: Setting, p: int, parts: int = 1) -> float:
+    """Ring allreduce over ``p`` processes of one of ``parts`` parts of the weights."""
+    return allreduce_seconds(sum(x.w for x in layers) * s.item / parts, p, s.alpha, s.beta, "ring")
+
+
+def _exchange(layers: Sequence[Layer], s: Setting, samples: float, p: int) -> float:
+    """3 (p - 1) (alpha + B |y| item beta / p) for every layer but the last: an allgather and an allreduce of y."""
+    return sum(3 * allgather_seconds(samples * x.y * s.item, p, s.alpha, s.beta, "ring") for x in layers[:-1])

@@ -1,0 +1,260 @@
+"""Run a program on one rank, with an engine and a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any, Literal
+
+from lbpar.engine.base import Engine
+from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
+from lbpar.runtime.background import Background
+from lbpar.runtime.binding import Bound, Call, Context, bind
+from lbpar.runtime.buckets import PLACED, Buckets
+from lbpar.runtime.trace import Tracer
+from lbpar.runtime.transfers import Finish, Transfers
+from lbpar.transport.base import Transport
+
+Array = Any
+Progress = Literal["test", "thread", "block"]
+UpdateRule = Callable[[Mapping[str, Array], Mapping[str, Array]], None]
+
+
+class Executor:
+    """One rank's run of a program.
+
+    Parameters
+    ----------
+    program : Program
+        The same on all ranks.
+    engine : Engine
+        Local kernels.
+    transport : Transport
+        Carries moves; its grid must be the program's.
+    state : dict of array
+        This rank's blocks of all parameters and running statistics, by name; updated in place.
+    held : dict of array, optional
+        Where gradients of micro-batches wait for the last one; shared by the programs of one training run.
+
+    Attributes
+    ----------
+    arrays : dict of array
+        Those alive now, by buffer.
+    context : Context
+        Set before each run.
+    on_update : callable, optional
+        ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
+    seconds : dict
+        Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
+    tracer : Tracer, optional
+        Gets every step's times.
+    progress : {"test", "thread", "block"}
+        How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits (allreduces then
+        wholly in waits). Default: "block" where the ranks copy messages with cores of their own on one node, which then loses nothing.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        engine: Engine,
+        transport: Transport,
+        state: dict[str, Array],
+        held: dict[str, Array] | None = None,
+    ) -> None:
+        self.program, self.engine, self.transport, self.state = program, engine, transport, state
+        self.context = Context()
+        self.on_update: UpdateRule | None = None
+        self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
+        self.seconds: dict[str, float] = {}
+        self.tracer: Tracer | None = None
+        self._held = {} if held is None else held
+        self._pending: dict[str, Finish] = {}
+        self._transfers = Transfers(engine, transport)
+        self.progress = "block" if transport.size == 1 or self._transfers.deferred else "test"
+        self._buckets = Buckets(program, engine, transport.rank)
+        self._kinds = {s.dst: s.move.kind for s in program.moves}
+        self._runs = [self._prepare(step) for step in program.steps]
+        self._stretches = self._join()
+
+    @property
+    def progress(self) -> Progress:
+        """How moves under way progress."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress: Progress = progress
+        self._transfers.deferred = progress == "block"
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays alive now, by buffer."""
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: Mapping[str, Array]) -> None:
+        held = dict(arrays)
+        self._arrays.clear()
+        self._arrays.update(held)
+
+    def begin(self, feeds: Mapping[str, Array]) -> None:
+        """Make ready for one run: ``feeds`` holds this rank's block for every buffer of ``program.feeds``."""
+        self.arrays = {**self.state, **feeds}
+        self._pending.clear()
+        self._transfers.forget()
+        self._buckets.forget()
+
+    def execute(self, index: int) -> None:
+        """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
+        kind, call = self._runs[index]
+        start = perf_counter()
+        call()
+        end = perf_counter()
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + end - start
+        if self.tracer is not None:
+            self._trace(self.tracer, self.program.steps[index], kind, start, end)
+
+    def _trace(self, tracer: Tracer, step: Step, kind: str, start: float, end: float) -> None:
+        match step:
+            case Compute():
+                tracer.step(f"{step.node} {step.kernel.name}", step.phase, start, end)
+            case Start():
+                tracer.step(f"start {step.dst}", kind, start, end)
+                tracer.open(step.dst, kind, start)
+            case StartMany():
+                tracer.step(f"start {step.tag}", kind, start, end)
+                for s in step.starts:
+                    tracer.open(s.dst, kind, start)
+            case Wait():
+                tracer.step(f"wait {step.dst}", kind, start, end)
+                tracer.close(step.dst, end)
+            case Sum() | Accumulate() | Update():
+                tracer.step(kind, step.phase, start, end)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the whole program; returns its results. Collective over all ranks."""
+        self.begin(feeds)
+        with self.engine.running(), Background(self._transfers.poke) if self.progress == "thread" else nullcontext():
+            return self._run()
+
+    def _run(self) -> dict[str, Array]:
+        if self.tracer is not None:
+            for i in range(len(self._runs)):
+                self.execute(i)
+            return self.results()
+        seconds, start = self.seconds, perf_counter()
+        for kind, calls in self._stretches:
+            for call in calls:
+                call()
+            end = perf_counter()
+            seconds[kind] = seconds.get(kind, 0.0) + end - start
+            start = end
+        return self.results()
+
+    def _join(self) -> list[tuple[str, list[Callable[[], None]]]]:
+        """Steps of one kind in a row, timed together. Freeing counts as what it follows."""
+        out: list[tuple[str, list[Callable[[], None]]]] = []
+        for step, (kind, call) in zip(self.program.steps, self._runs, strict=True):
+            if not out or (out[-1][0] != kind and not isinstance(step, Free)):
+                out.append((kind, []))
+            out[-1][1].append(call)
+        return out
+
+    def results(self) -> dict[str, Array]:
+        """Arrays of ``program.results``."""
+        return {k: self.arrays[b] for k, b in self.program.results.items()}
+
+    def _prepare(self, step: Step) -> tuple[str, Callable[[], None]]:
+        """The kind under which a step's time is kept, and what it does."""
+        match step:
+            case Compute():
+                return "compute", self._compute(step, bind(Bound.of(step, self.program, self.transport.rank)))
+            case Start():
+                return step.move.kind, lambda: self._start(step)
+            case StartMany():
+                return "allreduce", lambda: self._start_many(step)
+            case Wait():
+                return self._kinds[step.dst], lambda: self._wait(step)
+            case Sum():
+                return "compute", lambda: self._sum(step)
+            case Free():
+                return "compute", self._free(step)
+            case Accumulate():
+                return "compute", lambda: self._accumulate(step)
+            case Update():
+                return "update", lambda: self._update(step)
+
+    def _compute(self, step: Compute, call: Call) -> Callable[[], None]:
+        """What runs a kernel. Python's share of a step is mostly spent here, so all that can be is looked up before."""
+        arrays, engine, reads, writes = self._arrays, self.engine, step.reads, step.writes
+        poke = self._transfers.poke
+        if step.kernel.name in PLACED and writes[0] in self._buckets:
+            plain, place = call, self._buckets.place
+
+            def call(engine: Engine, context: Context, *arrays: Array) -> tuple[Array, ...]:
+                return plain(engine, context, *arrays, out=place(writes[0]))
+
+        def run() -> None:
+            out = call(engine, self.context, *[arrays[b] for b in reads])
+            for name, array in zip(writes, out):  # noqa: B905
+                arrays[name] = array
+            if self.progress == "test":
+                poke()
+
+        return run
+
+    def _start(self, step: Start) -> None:
+        array = self.arrays[step.src]
+        self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
+
+    def _start_many(self, step: StartMany) -> None:
+        shapes = [self._arrays[s.src].shape for s in step.starts]
+        flat = self._buckets.take(step, self._arrays)
+        finishes = self._transfers.allreduce_many(step.starts[0].move, flat, shapes, step.tag)
+        for start, finish in zip(step.starts, finishes, strict=True):
+            self._pending[start.dst] = finish
+
+    def _wait(self, step: Wait) -> None:
+        finish = self._pending.pop(step.dst)
+        self.arrays[step.dst] = finish()
+
+    def _sum(self, step: Sum) -> None:
+        self.arrays[step.dst] = self.engine.add([self.arrays[s] for s in step.srcs])
+
+    def _free(self, step: Free) -> Callable[[], None]:
+        pop, names = self._arrays.pop, step.buffers
+        if len(names) == 1:
+            (name,) = names
+            return lambda: pop(name, None)
+
+        def run() -> None:
+            for name in names:
+                pop(name, None)
+
+        return run
+
+    def _accumulate(self, step: Accumulate) -> None:
+        part = self.arrays[step.grad] * self.arrays[step.grad].dtype.type(self.context.weight)
+        before = self._held.pop(step.param, None)
+        if before is not None:
+            part += before
+        if step.last:
+            self.arrays[step.grad] = part
+        else:
+            self._held[step.param] = part
+
+    def _update(self, step: Update) -> None:
+        if self.on_update is not None:
+            grads = {p: self._arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
+            self.on_update({p: self.state[p] for p in step.params}, grads)
+
+
+def run_lockstep(executors: Sequence[Executor], feeds: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Run the same program on several ranks inside one process, step by step."""
+    for e, f in zip(executors, feeds, strict=True):
+        e.begin(f)
+    for i in range(len(executors[0].program.steps)):
+        for e in executors:
+            e.execute(i)
+    return [e.results() for e in executors]

@@ -1,0 +1,48 @@
+"""Read this rank's block of a batch: exactly what each program input needs here, ghosts included."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from lbpar.graph.graph import TARGET
+from lbpar.layout.runs import Box, indices
+from lbpar.program.steps import Program
+
+Array = Any
+
+
+class Samples(Protocol):
+    """What feeds are read from; a dataset is one."""
+
+    def read(self, samples: np.ndarray, box: Box) -> np.ndarray:
+        """Boxes of the given samples' inputs."""
+
+    def read_targets(self, samples: np.ndarray, box: Box) -> np.ndarray:
+        """Boxes of the given samples' targets."""
+
+
+def read_feeds(program: Program, rank: int, dataset: Samples, samples: np.ndarray) -> dict[str, Array]:
+    """This rank's arrays for all feeds of a program.
+
+    Parameters
+    ----------
+    program : Program
+        Of as many samples as given.
+    rank : int
+    dataset : Samples
+        Read by hyperslab; an empty block reads nothing.
+    samples : (n,) int64
+        Global sample indices of the batch.
+    """
+    out: dict[str, Array] = {}
+    same: dict[tuple[str, object], Array] = {}
+    for buffer, source in program.feeds.items():
+        box = program.buffers[buffer].layout.box(rank)
+        key = (source, box)
+        if key not in same:
+            read = dataset.read_targets if source == TARGET else dataset.read
+            same[key] = np.ascontiguousarray(read(samples[indices(box[0])], box[1:]))
+        out[buffer] = same[key]
+    return out

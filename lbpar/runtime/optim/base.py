@@ -1,0 +1,169 @@
+"""What all optimizers share: groups, state by parameter and slot, the step counter, saving and loading."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from lbpar.errors import CheckpointError, ConfigError, TrainingError
+from lbpar.runtime.optim.blocks import Array, Scratch, flat
+from lbpar.runtime.optim.groups import Group, check_groups
+from lbpar.runtime.optim.norms import LocalNorms, Norms
+
+
+class Optimizer(ABC):
+    """Updates local blocks of parameters in place.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate used when `step` is given none; schedules start from it.
+    weight_decay : float
+        Decay of all parameters whose group does not say otherwise.
+    kinds : mapping from parameter name to "weight", "bias" or "norm", optional
+        Group of each parameter; those not named are weights.
+    groups : mapping from kind to Group, optional
+        Exceptions per kind.
+
+    Attributes
+    ----------
+    slots : tuple of str
+        Names of the state arrays that each parameter has, all of the parameter's shape, dtype and layout.
+    state : dict
+        ``state[param][slot]``: arrays like the parameter's local block.
+    steps : int
+        Number of steps taken.
+    """
+
+    name: ClassVar[str]
+    slots: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        lr: float,
+        weight_decay: float = 0.0,
+        kinds: Mapping[str, str] | None = None,
+        groups: Mapping[str, Group] | None = None,
+    ) -> None:
+        require(self.name, "lr", lr, lr >= 0, "a number >= 0")
+        require(self.name, "weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.kinds = dict(kinds or {})
+        self.groups = check_groups(groups or {})
+        self.state: dict[str, dict[str, Array]] = {}
+        self.steps = 0
+        self._scratch = Scratch()
+
+    def group(self, param: str) -> Group:
+        """The exceptions that hold for a parameter."""
+        return self.groups.get(self.kinds.get(param, "weight"), _PLAIN)
+
+    def decay(self, param: str) -> float:
+        """Weight decay of a parameter."""
+        own = self.group(param).weight_decay
+        return self.weight_decay if own is None else own
+
+    def init_state(self, params: Mapping[str, Array]) -> None:
+        """Allocate zero state for parameters that have none yet; `step` does it on the way."""
+        for param, p in params.items():
+            if param not in self.state:
+                self.state[param] = {slot: np.zeros(p.shape, p.dtype) for slot in self.slots}
+
+    def step(
+        self,
+        params: Mapping[str, Array],
+        grads: Mapping[str, Array],
+        lr: float | None = None,
+        norms: Norms | None = None,
+    ) -> None:
+        """Update the parameters in place from their gradients.
+
+        Parameters
+        ----------
+        params : mapping from name to array
+            Local blocks, C-contiguous, float32 or float64; empty blocks are allowed.
+        grads : mapping from name to array
+            Gradients of the whole loss with respect to those blocks (already summed over ranks), same shapes. A
+            parameter without a gradient is left alone. Never changed.
+        lr : float, optional
+            Learning rate of this step; default: the optimizer's own.
+        norms : Norms, optional
+            Sums over whole parameters; default: this process holds whole parameters. Only LARS and LAMB use it, and
+            then the call is collective as `Norms.squared`.
+
+        Raises
+        ------
+        TrainingError
+            A block is not C-contiguous, or a gradient's shape differs from its parameter's.
+        """
+        used = {param: p for param, p in params.items() if param in grads}
+        for param, p in used.items():
+            if grads[param].shape != p.shape:
+                raise TrainingError(
+                    f"{self.name}: the gradient of {param} has shape {grads[param].shape}, expected the parameter's "
+                    f"shape {p.shape}."
+                )
+        self.init_state(used)
+        self.steps += 1
+        flat_params = {param: flat(param, p) for param, p in used.items()}
+        flat_grads = {param: flat(param, grads[param]) for param in used}
+        self._update(flat_params, flat_grads, self.lr if lr is None else lr, norms or LocalNorms())
+
+    @abstractmethod
+    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
+        """The rule itself, on 1-D views with the same names in both dicts; ``self.steps`` counts this step already."""
+
+    def _slots(self, param: str) -> tuple[Array, ...]:
+        """1-D views of a parameter's state, in the order of ``slots``."""
+        state = self.state[param]
+        return tuple(state[slot].reshape(-1) for slot in self.slots)
+
+    def state_dict(self) -> dict[str, Array]:
+        """State arrays (not copies) by ``"<param>/<slot>"``, each a block of a tensor laid out as its parameter."""
+        return {f"{param}/{slot}": a for param, slots in self.state.items() for slot, a in slots.items()}
+
+    def counters(self) -> dict[str, int]:
+        """Whole numbers that belong to the state and are the same on all ranks."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, arrays: Mapping[str, Array], counters: Mapping[str, int]) -> None:
+        """Replace the state by copies of what `state_dict` and `counters` gave, here or on another grid.
+
+        Raises
+        ------
+        CheckpointError
+            A name is not ``"<param>/<slot>"`` with a slot of this optimizer, a parameter lacks a slot, or the step
+            counter is missing.
+        """
+        state: dict[str, dict[str, Array]] = {}
+        for key, array in arrays.items():
+            param, _, slot = key.rpartition("/")
+            if not param or slot not in self.slots:
+                raise CheckpointError(
+                    f"{self.name}: the saved state holds {key!r}, expected slots {list(self.slots)}. "
+                    "Resume with the optimizer that wrote the checkpoint."
+                )
+            state.setdefault(param, {})[slot] = np.array(array, order="C")
+        for param, slots in state.items():
+            if missing := [s for s in self.slots if s not in slots]:
+                raise CheckpointError(
+                    f"{self.name}: the saved state of {param} lacks {', '.join(missing)}. "
+                    "Resume with the optimizer that wrote the checkpoint."
+                )
+        if "steps" not in counters:
+            raise CheckpointError(f"{self.name}: the saved counters {dict(counters)} lack 'steps'.")
+        self.state = state
+        self.steps = int(counters["steps"])
+
+
+def require(where: str, field: str, value: object, ok: bool, expected: str) -> None:
+    """ConfigError unless ``ok`` (also for NaN, for which every comparison is false)."""
+    if not ok:
+        raise ConfigError(f"optimizer {where}: {field} is {value}, expected {expected}.")
+
+
+_PLAIN = Group()

@@ -1,0 +1,187 @@
+"""One rank's share of a network: its blocks of the parameters, and the programs that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from lbpar.engine.base import Engine
+from lbpar.graph.graph import Graph
+from lbpar.layout.layout import Layout
+from lbpar.program.lowering import lower
+from lbpar.program.order import BUCKET_BYTES
+from lbpar.program.plan import Plan
+from lbpar.program.steps import Program
+from lbpar.runtime.binding import Context
+from lbpar.runtime.executor import Executor, Progress
+from lbpar.runtime.initial import initial_state
+from lbpar.runtime.optim.norms import ReducedNorms
+from lbpar.transport.base import Transport
+
+Array = Any
+# NumPy's warnings of overflow and NaN: whether the loss is finite is looked at in every step.
+QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+Mode = Literal["reduce", "hold", "release", "evaluate"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions."""
+
+    loss: float
+    samples: int
+    positions: int
+    top1: float | None = None
+    top5: float | None = None
+
+
+def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport) -> ReducedNorms:
+    """Norms of whole parameters, of which each rank holds the block that its layout says. Collective over all ranks when used."""
+    owned = [name for name, layout in layouts.items() if layout.owns(transport.rank)]
+    return ReducedNorms(lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait(), owned)
+
+
+@dataclass
+class Worker:
+    """Runs steps of a network on one rank.
+
+    Parameters
+    ----------
+    graph : Graph
+        With its loss.
+    plan : Plan
+        The same on all ranks.
+    engine : Engine
+    transport : Transport
+        Of the plan's grid.
+    seed : int
+        Fixes initial weights and dropout.
+    progress : {"test", "thread", "block"}, optional
+        See `Executor`, which also chooses.
+    weights : mapping of str to array, optional
+        Initial values of whole parameters and running statistics, which replace drawn ones; let go once they are cut.
+
+    Attributes
+    ----------
+    state : dict of array
+        This rank's blocks of all parameters and running statistics.
+    layouts : dict of Layout
+        Where each of them lives.
+    """
+
+    graph: Graph
+    plan: Plan
+    engine: Engine
+    transport: Transport
+    seed: int = 0
+    state: dict[str, Array] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    weights: Mapping[str, Array] | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self._executors: dict[tuple[int, Mode], Executor] = {}
+        self._held: dict[str, Array] = {}
+        self._statistics: dict[str, Array] = {}  # as they were before the last step
+        self.params = self.graph.params()
+
+    def executor(self, samples: int, mode: Mode = "reduce") -> Executor:
+        """The executor of steps of ``samples`` samples; made once per number and mode."""
+        key = (samples, mode)
+        if key not in self._executors:
+            program = self.program(samples, mode)
+            if not self.state:
+                self.layouts = dict(program.params)
+                rank, dtype = self.transport.rank, self.engine.dtype
+                self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights))
+                self.weights = None
+            executor = Executor(program, self.engine, self.transport, self.state, self._held)
+            if self.transport.size > 1 and self.progress is not None:
+                executor.progress = self.progress
+            self._executors[key] = executor
+        return self._executors[key]
+
+    def program(self, samples: int, mode: Mode = "reduce") -> Program:
+        """The program of a step."""
+        if mode == "evaluate":
+            return lower(self.graph, self.plan, samples, training=False)
+        return lower(self.graph, self.plan, samples, gradients=mode, bucket_bytes=BUCKET_BYTES)
+
+    def run(
+        self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None
+    ) -> StepResult:
+        """One step. Collective over all ranks.
+
+        Parameters
+        ----------
+        feeds : mapping
+            This rank's block for every buffer of the program's feeds.
+        samples : int
+            Global number of samples.
+        mode : {"reduce", "hold", "release", "evaluate"}
+            See `lbpar.program.lowering.lower`.
+        context : Context, optional
+            Step counter for dropout, share of the update.
+        """
+        executor = self.executor(samples, mode)
+        executor.context = context or Context(self.seed)
+        if mode != "evaluate":
+            self._statistics = {n: self.state[n].copy() for n, p in self.params.items() if p.kind == "statistic"}
+        with np.errstate(**QUIET):
+            results = executor.run(feeds)
+        return self._result(executor, results, samples)
+
+    def _result(self, executor: Executor, results: Mapping[str, Array], samples: int) -> StepResult:
+        assert self.graph.loss is not None
+        output = self.graph.input_shapes(self.graph.loss.name, samples)[0]
+        positions = int(np.prod(output[:-1]))
+        loss = float(self.engine.to_host(results["loss"]))
+        hits = self.engine.to_host(results["hits"]) if "hits" in results else None
+        executor.arrays = {}
+        if hits is None:
+            return StepResult(loss, samples, positions)
+        return StepResult(loss, samples, positions, float(hits[0]), float(hits[1]))
+
+    def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
+        """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.
+
+        Collective over all ranks; runs the forward pass of the last step again, with the running statistics of before it.
+        """
+        program = lower(self.graph, self.plan, samples, keep=True, fused=False)
+        steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
+        executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
+        for name, array in self._statistics.items():
+            self.state[name][...] = array
+        executor.context = context
+        with np.errstate(**QUIET):
+            executor.run(feeds)
+        mine = next((n for n in self._order() if not self._finite(n, executor, feeds)), None)
+        places = [self._order().index(n) for n in self.transport.allgather_obj(mine) if n is not None]
+        return self._order()[min(places)] if places else None
+
+    def _order(self) -> list[str]:
+        """Nodes, data first."""
+        return [n.name for n in (*self.graph.inputs, *self.graph.ops)]
+
+    def _finite(self, node: str, executor: Executor, feeds: Mapping[str, Array]) -> bool:
+        program = executor.program
+        held = [feeds[b] for b, source in program.feeds.items() if source == node and b in feeds]
+        held.append(executor.arrays.get(program.values.get(f"{node}:y", "")))
+        return all(np.isfinite(self.engine.to_host(a)).all() for a in held if a is not None)
+
+    def move_kinds(self) -> dict[str, str]:
+        """Kind of each move of the training steps, by the buffer that it fills."""
+        executors = [e for (_, mode), e in self._executors.items() if mode != "evaluate"]
+        return {s.dst: s.move.kind for e in executors for s in e.program.moves}
+
+    def spent(self) -> dict[str, float]:
+        """Seconds per kind of step since the last call."""
+        out: dict[str, float] = {}
+        for executor in self._executors.values():
+            for kind, s in executor.seconds.items():
+                out[kind] = out.get(kind, 0.0) + s
+            executor.seconds.clear()
+        return out

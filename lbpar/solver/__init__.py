@@ -1,0 +1,1 @@
+"""Exact minimisation of node plus edge tables. Knows nothing of networks, processes or machines."""

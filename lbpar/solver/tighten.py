@@ -1,0 +1,207 @@
+"""Narrowing a search by bounds: configurations that no optimal choice can contain are dropped before elimination.
+
+Costs are moved between nodes and edges without changing any choice's total (sequential tree-reweighted message passing,
+Kolmogorov 2006, in its explicit form): a sweep visits the nodes in order, pulls into each node what its edges to visited
+nodes must cost at least, and pushes the node's cost on to its edges to the nodes still to come. At any moment the sum of
+all nodes' and edges' minima is a lower bound of the optimum, and with one node's minimum replaced by another of its
+configurations' cost, of every choice with that configuration. What exceeds the best choice known is dropped. Two sweeps, there and
+back, are exact on a chain; networks are close to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lbpar.solver.exact import solve
+from lbpar.solver.factors import Floats, Ints, Problem, Workshop
+from lbpar.solver.order import best_order
+from lbpar.solver.prune import restrict
+
+SLACK = 1e-11  # relative: rounding must never drop the optimum
+PROMISING = 12  # configurations per node in the small exact search that gives a good choice
+SWEEPS = 100  # pairs of sweeps at most
+PATIENCE = 3  # pairs of sweeps in a row that gain little, after which narrowing stops
+SMALL_SEARCHES = (0, 2, 8, 24)  # after which pairs a small exact search looks for a better choice
+FORBIDDEN = 16.0  # times the largest possible total: what stands for a cost of inf
+
+
+@dataclass
+class Narrowed:
+    """A problem over fewer configurations with the same optimum.
+
+    ``kept``: their original numbers; ``bound``: no choice costs less; ``choice`` (in original numbers, empty if nothing
+    allowed was found) costs ``total``; ``cells``: table cells visited.
+    """
+
+    problem: Problem
+    kept: list[Ints]
+    bound: float
+    choice: list[int]
+    total: float
+    cells: int
+
+
+class _Sweeper:
+    """Messages of one problem. ``messages[f][side]`` is what factor f has given to its variable ``side``, by class."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kept = [np.arange(u.size) for u in problem.unary]
+        self.unary, self.tables, self.rounding = _finite(problem)
+        self.messages = [[np.zeros(m.count) for m in f.maps] for f in problem.factors]
+        self.factor_least = np.array([t.min() for t in self.tables])
+        self.node_least = np.array([u.min() for u in self.unary])
+        self.costs: list[Floats] = list(self.unary)  # a node's configurations' costs when it was last visited
+        self.lows = [-np.inf] * len(self.unary)  # the bound at that moment, less the node's least cost
+        self.touching: list[list[tuple[int, int]]] = [[] for _ in self.unary]
+        for i, f in enumerate(problem.factors):
+            for side, v in enumerate(f.scope):
+                self.touching[v].append((i, side))
+        self._segments: dict[int, tuple[Ints, Ints]] = {}
+        self.cells = 0
+
+    def least_by_class(self, cost: Floats, factor: int, side: int) -> Floats:
+        """The least of ``cost`` in each class of the factor's variable ``side``."""
+        classes = self.problem.factors[factor].maps[side]
+        if id(classes) not in self._segments:
+            order = np.argsort(classes.index, kind="stable")
+            self._segments[id(classes)] = (order, np.searchsorted(classes.index[order], np.arange(classes.count)))
+        order, starts = self._segments[id(classes)]
+        return np.minimum.reduceat(cost[order], starts)
+
+    @property
+    def bound(self) -> float:
+        return float(self.node_least.sum() + self.factor_least.sum())
+
+    def sweep(self, order: Sequence[int]) -> list[int]:
+        """Visit every node in ``order``; return the choice that picks each node's best beside those chosen before."""
+        place = {v: i for i, v in enumerate(order)}
+        choice = [-1] * len(order)
+        for v in order:
+            behind: list[tuple[int, int]] = []
+            ahead: list[tuple[int, int]] = []
+            for i, side in self.touching[v]:
+                other = self.problem.factors[i].scope[1 - side]
+                (behind if place[other] < place[v] else ahead).append((i, side))
+            for i, side in behind:
+                given = self.messages[i][1 - side]
+                table = self.tables[i] if side == 1 else self.tables[i].T
+                self.messages[i][side] = (table - given[:, None]).min(axis=0)
+                self.factor_least[i] = 0.0
+                self.cells += table.size
+            cost = self.unary[v]
+            beside = self.unary[v]
+            for i, side in self.touching[v]:
+                index = self.problem.factors[i].maps[side].index
+                cost = cost + self.messages[i][side][index]
+                if (i, side) in ahead:
+                    beside = beside + self.messages[i][side][index]
+                else:
+                    f = self.problem.factors[i]
+                    there = int(f.maps[1 - side].index[choice[f.scope[1 - side]]])
+                    beside = beside + (self.tables[i][there] if side == 1 else self.tables[i][:, there])[index]
+            choice[v] = int(np.argmin(beside))
+            self.node_least[v] = cost.min()
+            self.costs[v] = cost
+            self.lows[v] = self.bound - self.node_least[v]
+            share = 1.0 / max(len(behind), len(ahead), 1)
+            rest = cost
+            for i, side in ahead:
+                push = share * self.least_by_class(cost, i, side)
+                self.messages[i][side] = self.messages[i][side] - push
+                self.factor_least[i] += push.min()
+                rest = rest - push[self.problem.factors[i].maps[side].index]
+            self.node_least[v] = rest.min()
+        return choice
+
+    def shrink(self, kept: list[Ints]) -> None:
+        """Go on with the configurations ``kept`` (present numbers), keeping the messages."""
+        if all(k.size == u.size for k, u in zip(kept, self.unary, strict=True)):
+            return
+        for i, f in enumerate(self.problem.factors):
+            old = [np.unique(m.index[kept[v]]) for v, m in zip(f.scope, f.maps, strict=True)]
+            self.messages[i] = [m[o] for m, o in zip(self.messages[i], old, strict=True)]
+            self.tables[i] = self.tables[i][np.ix_(*old)]
+            left, right = self.messages[i]
+            self.factor_least[i] = (self.tables[i] - left[:, None] - right[None, :]).min()
+        self.problem = restrict(self.problem, kept, Workshop())
+        self._segments = {}
+        self.unary = [u[k] for u, k in zip(self.unary, kept, strict=True)]
+        self.costs = [
+            c[k] for c, k in zip(self.costs, kept, strict=True)
+        ]  # `lows` stay bounds: fewer choices cost no less
+        self.kept = [old[k] for old, k in zip(self.kept, kept, strict=True)]
+        for v, u in enumerate(self.unary):
+            for i, side in self.touching[v]:
+                u = u + self.messages[i][side][self.problem.factors[i].maps[side].index]
+            self.node_least[v] = u.min()
+
+    def promising(self) -> list[Ints]:
+        """The cheapest few configurations of every node, in increasing order."""
+        return [np.sort(np.argsort(c, kind="stable")[:PROMISING]) for c in self.costs]
+
+    def within(self, total: float) -> list[Ints]:
+        """Configurations that a choice no dearer than ``total`` may contain."""
+        most = total + SLACK * abs(total) + self.rounding
+        kept = [np.flatnonzero(c + low <= most) for c, low in zip(self.costs, self.lows, strict=True)]
+        return [k if k.size else np.array([int(np.argmin(c))]) for k, c in zip(kept, self.costs, strict=True)]
+
+
+def _finite(problem: Problem) -> tuple[list[Floats], list[Floats], float]:
+    """Costs with inf replaced by more than any allowed choice can cost, and the rounding that this may bring."""
+    arrays = [*problem.unary, *(f.table for f in problem.factors)]
+    if all(np.isfinite(a).all() for a in arrays):
+        return list(problem.unary), [f.table for f in problem.factors], 0.0
+    most = FORBIDDEN * (1.0 + sum(float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a in arrays))
+    unary = [np.where(np.isfinite(u), u, most) for u in problem.unary]
+    return unary, [np.where(np.isfinite(f.table), f.table, most) for f in problem.factors], 1e-14 * most
+
+
+def narrow(
+    problem: Problem, enough: Callable[[Problem], bool], exact_cells: int, ceiling: float | None = None
+) -> Narrowed:
+    """Sweep to and fro over the variables in their order, dropping what cannot be optimal.
+
+    With a ``ceiling`` every choice that costs at most that much is kept, not only the optimum.
+
+    Stops when ``enough`` of the smaller problem holds, when bound and total meet, or when sweeps gain little.
+    ``exact_cells`` bounds the small exact searches that give good choices.
+    """
+    sweeper = _Sweeper(problem)
+    order = range(len(problem.unary))
+    best: list[int] = []
+    total, bound, idle = float("inf"), -np.inf, 0
+    for turn in range(SWEEPS):
+        known, count = bound, sum(u.size for u in sweeper.unary)
+        candidates = [sweeper.sweep(order), sweeper.sweep(order[::-1])]
+        if turn in SMALL_SEARCHES:
+            candidates.append(_small_search(sweeper.problem, sweeper.promising(), exact_cells))
+        for choice in candidates:
+            value = sweeper.problem.total(choice) if choice else np.inf
+            if value < total:
+                best, total = [int(k[c]) for k, c in zip(sweeper.kept, choice, strict=True)], value
+        bound = max(bound, sweeper.bound)
+        if not best:
+            continue
+        within = sweeper.within(total if ceiling is None else ceiling)
+        mine = [np.searchsorted(k, c) for k, c in zip(sweeper.kept, best, strict=True)]
+        sweeper.shrink([np.union1d(w, [m]) for w, m in zip(within, mine, strict=True)])
+        left = sum(u.size for u in sweeper.unary)
+        idle = idle + 1 if left > 0.97 * count and bound - known <= 1e-5 * abs(bound) else 0
+        if total - bound <= SLACK * abs(bound) or idle >= PATIENCE or (turn and enough(sweeper.problem)):
+            break
+    return Narrowed(sweeper.problem, sweeper.kept, bound, best, total, sweeper.cells)
+
+
+def _small_search(problem: Problem, kept: list[Ints], cells: int) -> list[int]:
+    """The best choice among ``kept`` configurations, or nothing where even that is too large."""
+    workshop = Workshop()
+    small = restrict(problem, kept, workshop)
+    order = best_order(small, 1 << 62, ("size",))
+    if order.cells > cells:
+        return []
+    out = solve(small, order.sequence, workshop)
+    return [int(k[c]) for k, c in zip(kept, out.choice, strict=True)]

@@ -1,6 +1,0 @@
-"""Optimizers on local blocks of sharded parameters.
-
-Every rule updates NumPy arrays in place and knows nothing of ranks. What spans ranks (the norms of LARS, LAMB and of
-gradient clipping) comes through one callback, `lbpar.train.optim.norms.Norms`, so the result does not depend on the
-grid. `lbpar.train.optim.make.make_optimizer` builds a rule from its name.
-"""

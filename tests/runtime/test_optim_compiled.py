@@ -1,0 +1,87 @@
+"""Optimizers' compiled passes against their NumPy code, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lbpar.engine.native import passes as native
+from lbpar.runtime.optim import compiled
+from lbpar.runtime.optim.adam import Adam, AdamW
+from lbpar.runtime.optim.sgd import SGD
+
+SIZES = {"one": (1,), "odd": (7, 5, 3), "none": (0, 4), "long": (40_001,)}
+
+MAKERS = {
+    "sgd": lambda: SGD(0.1),
+    "sgd, decay": lambda: SGD(0.1, weight_decay=0.01),
+    "sgd, momentum": lambda: SGD(0.1, 0.9),
+    "sgd, momentum, decay": lambda: SGD(0.1, 0.9, weight_decay=0.01),
+    "sgd, nesterov": lambda: SGD(0.1, 0.9, True),
+    "sgd, nesterov, decay": lambda: SGD(0.1, 0.9, True, 0.01),
+    "adam": lambda: Adam(0.01),
+    "adam, decay": lambda: Adam(0.01, (0.8, 0.95), 1e-3, weight_decay=0.1),
+    "adamw": lambda: AdamW(0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def needs_passes():
+    if compiled.passes(np.ones(1, np.float32)) is None:
+        pytest.skip("no C compiler")
+
+
+def train(make, monkeypatch, switch: str, spoil=None):
+    """Five steps from the same start with the same gradients; weights and state at the end."""
+    monkeypatch.setenv(native.SWITCH, switch)
+    rng = np.random.default_rng(3)
+    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SIZES.items()}
+    optimizer = make()
+    for _ in range(5):
+        grads = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SIZES.items()}
+        if spoil is not None:
+            grads["odd"].flat[:3] = spoil
+        kept = {name: g.copy() for name, g in grads.items()}
+        optimizer.step(params, grads, np.float64(0.05))
+        for name, g in grads.items():
+            np.testing.assert_array_equal(g, kept[name])
+    return params | optimizer.state_dict()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_equals_numpy_to_the_last_bit(make, threads, monkeypatch):
+    want = train(make, monkeypatch, "0")
+    assert compiled.passes(np.ones(1, np.float32)) is None
+    monkeypatch.setenv(native.SWITCH, "1")
+    passes = compiled.passes(np.ones(1, np.float32))
+    monkeypatch.setattr(passes, "threads", threads)
+    got = train(make, monkeypatch, "1")
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].dtype == np.float32
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("make", [MAKERS["sgd, nesterov, decay"], MAKERS["adamw"]])
+@pytest.mark.parametrize("bad", [[np.nan, np.inf, -np.inf], [3e38, -3e38, 0]], ids=["not finite", "overflow"])
+def test_bad_gradients_spoil_the_same_elements(make, bad, monkeypatch):
+    with np.errstate(all="ignore"):
+        want = train(make, monkeypatch, "0", bad)
+        got = train(make, monkeypatch, "1", bad)
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+def test_only_float32_blocks_are_taken():
+    single, double = np.ones(3, np.float32), np.ones(3)
+    assert compiled.passes(single, single) is not None
+    assert compiled.passes(single, double) is None
+    assert compiled.passes(double) is None
+    assert compiled.passes(single[:0]) is None
+
+
+def test_a_float64_gradient_of_a_float32_block_still_works():
+    w = {"w": np.ones(4, np.float32)}
+    SGD(0.5).step(w, {"w": np.ones(4)})
+    np.testing.assert_array_equal(w["w"], np.full(4, 0.5, np.float32))
