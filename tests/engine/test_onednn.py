@@ -511,16 +511,3 @@ def test_without_a_compiler_the_engine_still_works(rng, monkeypatch, tmp_path):
     assert engine.native is None
     x = array(rng, 50, 6)
     close(engine.norm_sums(x, np.zeros(6)), REFERENCE.norm_sums(x.astype(np.float64), np.zeros(6)))
-
-
-def test_compiled_code_is_kept(monkeypatch, tmp_path):
-    build._library.cache_clear()
-    monkeypatch.setenv(build.CACHE, str(tmp_path / "new"))
-    if native.native(1) is None:
-        pytest.skip("no C compiler")
-    (made,) = (tmp_path / "new").iterdir()
-    build._library.cache_clear()
-    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    again = native.native(1)
-    build._library.cache_clear()
-    assert again is not None and again.path == made

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lbpar import kernel_source
+from lbpar.engine.native.cache import find, keep, private, temporary
 from lbpar.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -43,38 +44,35 @@ def _library(cache: str, compiler: str) -> Path | None:
         return None
     settings = repr((_FLAGS, _TRIES, compiler)) + _processor()
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + settings.encode())
-    name = f"passes-{digest.hexdigest()[:16]}.so"
+    name = f"passes-{digest.hexdigest()[:16]}"
     folders = [Path(cache)] if cache else [_user_cache(), Path(tempfile.gettempdir()) / f"lbpar-{os.getuid()}"]
     for folder in folders:
-        if (folder / name).exists() and _ours(folder):
-            return folder / name
-    command = next((c for c in ([compiler] if compiler else ["cc", "gcc", "clang"]) if shutil.which(c.split()[0])), "")
-    if not command:
-        log.info("native passes: no C compiler found; norms, losses and updates run through oneDNN and NumPy, slower")
-        return None
-    for folder in folders:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _ours(folder) and _compile(command, sources, folder / name):
-                return folder / name
+            real = private(folder)
+            if found := find(real, name) or _compile(compiler, sources, real, name):
+                return found
+        except EngineError as error:
+            log.warning("native passes: no code is loaded from %s", error)
         except OSError as error:
             log.info("native passes: %s cannot be used (%s)", folder, error)
     return None
 
 
-def _compile(command: str, sources: Sequence[Path], target: Path) -> bool:
+def _compile(compiler: str, sources: Sequence[Path], folder: Path, name: str) -> Path | None:
     """Compile with the best flags that the compiler takes. The file appears whole: other ranks may be at the same."""
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
-    os.close(handle)
-    for extra in _TRIES:
-        run = [*command.split(), *_FLAGS, *extra, "-o", name, *map(str, sources), "-lm"]
-        done = subprocess.run(run, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            os.replace(name, target)
-            return True
-    os.unlink(name)
+    command = next((c for c in ([compiler] if compiler else ["cc", "gcc", "clang"]) if shutil.which(c.split()[0])), "")
+    if not command:
+        log.info("native passes: no C compiler found; norms, losses and updates run through oneDNN and NumPy, slower")
+        return None
+    with temporary(folder) as part:
+        made = Path(part) / "passes.so"
+        for extra in _TRIES:
+            run = [*command.split(), *_FLAGS, *extra, "-o", str(made), *map(str, sources), "-lm"]
+            done = subprocess.run(run, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return keep(folder, name, made)
     log.info("native passes: %s failed: %s", command, done.stderr.strip()[-500:])
-    return False
+    return None
 
 
 def _sources() -> list[Path] | None:
@@ -88,11 +86,6 @@ def _sources() -> list[Path] | None:
 
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lbpar"
-
-
-def _ours(folder: Path) -> bool:
-    """Code is loaded only from folders that belong to this user."""
-    return folder.stat().st_uid == os.getuid()
 
 
 def _processor() -> str:

@@ -1,0 +1,70 @@
+"""A folder for compiled code: a file is named after its content, and nothing is loaded that another user could have put there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from lbpar.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+
+def private(folder: Path) -> Path:
+    """Make a folder for this user alone, and return its real path, free of symbolic links.
+
+    Raises
+    ------
+    EngineError
+        Others may write there, or could put another folder in its place.
+    OSError
+        It cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    real = folder.resolve()
+    for path in (real, *real.parents):
+        facts, owners = path.stat(), {os.getuid()} if path == real else {os.getuid(), 0}
+        sticky = path != real and facts.st_mode & stat.S_ISVTX  # as /tmp: nobody can move what is another's
+        if facts.st_uid not in owners or (facts.st_mode & 0o022 and not sticky):
+            raise EngineError(
+                f"{folder}: {path} belongs to user {facts.st_uid} and has mode {stat.S_IMODE(facts.st_mode):o}, expected one that "
+                f"only user {os.getuid()} may write; `chmod go-w` it, or name another folder."
+            )
+    return real
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """A whole file that `keep` put into a `private` folder; damaged ones are removed, with a word."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(FileNotFoundError):  # another rank may be removing the same
+            facts = path.lstat()
+            ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+            if ours and path.name == _named(name, path.read_bytes()):
+                return path
+            log.warning("%s is damaged or not this user's alone: removed, and compiled again", path)
+            path.unlink()
+    return None
+
+
+def keep(folder: Path, name: str, file: Path) -> Path:
+    """Move a file of the same file system into the folder, where it appears whole; its new path."""
+    file.chmod(0o700)
+    with file.open("rb") as made:
+        path = folder / _named(name, made.read())
+        os.fsync(made.fileno())  # or a crash of the machine may leave the name without the content
+    file.replace(path)
+    return path
+
+
+def temporary(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder inside, for what is not whole yet."""
+    return tempfile.TemporaryDirectory(prefix=".part-", dir=folder)
+
+
+def _named(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"

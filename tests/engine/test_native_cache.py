@@ -1,0 +1,94 @@
+"""Compiled code is kept, checked before it is loaded, and loaded from nowhere that others may write."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lbpar.engine.native import build, cache
+from lbpar.errors import EngineError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(build.CACHE, str(tmp_path / "new"))
+    monkeypatch.setattr(build, "_SOURCES", ("threads.c",))  # the others take seconds to compile
+    build._library.cache_clear()
+    yield tmp_path / "new"
+    build._library.cache_clear()
+
+
+def compiled() -> Path:
+    build._library.cache_clear()
+    made = build.library()
+    if made is None:
+        pytest.skip("no C compiler")
+    return made
+
+
+def test_compiled_code_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled()
+    assert list(folder.iterdir()) == [first]
+    assert folder.stat().st_mode & 0o777 == first.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    assert compiled() == first
+
+
+@pytest.mark.parametrize("damage", ["cut short", "a bit", "link", "others may write"])
+def test_a_damaged_library_is_compiled_again_with_a_word(
+    damage: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = compiled()
+    content = path.read_bytes()
+    elsewhere = path.parent.parent / "elsewhere.so"
+    if damage == "link":
+        shutil.copy(path, elsewhere)
+    path.rename(path.with_suffix(".old"))  # the loaded one stays as it is
+    if damage == "cut short":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "a bit":
+        path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    elif damage == "link":
+        path.symlink_to(elsewhere)
+    else:
+        path.write_bytes(content)
+        path.chmod(0o722)
+    path.with_suffix(".old").unlink()
+    with caplog.at_level(logging.WARNING):
+        again = compiled()
+    assert "damaged or not this user's alone" in caplog.text
+    assert again.name == cache._named(again.name.rpartition("-")[0], again.read_bytes())
+    assert not again.is_symlink()
+    assert list(folder.iterdir()) == [again]
+
+
+def test_a_folder_that_others_may_write_is_not_trusted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    for spoilt in (folder, folder.parent):
+        spoilt.chmod(0o770)
+        with pytest.raises(EngineError, match=f"{spoilt} belongs to user .* has mode 770.*chmod go-w"):
+            cache.private(folder)
+        build._library.cache_clear()
+        assert build.library() is None
+        spoilt.chmod(0o700)
+    assert "no code is loaded from" in caplog.text
+    assert not list(folder.iterdir())
+
+
+def test_a_link_is_as_good_as_what_it_leads_to(folder: Path) -> None:
+    real = folder.parent / "real"
+    real.mkdir(mode=0o777)
+    real.chmod(0o777)
+    folder.symlink_to(real)
+    with pytest.raises(EngineError, match=f"{real} belongs"):
+        cache.private(folder)
+    real.chmod(0o700)
+    assert cache.private(folder) == real.resolve()
+
+
+def test_a_folder_of_ones_own_under_one_that_all_may_write(folder: Path) -> None:
+    folder.parent.chmod(0o1777)  # as /tmp
+    assert cache.private(folder) == folder.resolve()
