@@ -21,9 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lbpar.config.overrides import apply_overrides
-from lbpar.config.report import check
-from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.config.run_file import RunConfig, load_run_file, make_run
 from lbpar.data.dataset import Dataset
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
@@ -60,15 +58,19 @@ Array = Any
 OnEpoch = Callable[[dict[str, Any]], object]
 
 
-def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), allow_code: bool = False
+) -> RunConfig:
     """Read and check a run file, or the same content as a dict.
 
     Parameters
     ----------
     source : str, Path or mapping
-        A YAML (or JSON) file, or its content.
+        A YAML (or JSON) file, or its content, in which ``model: {python: ...}`` may also be a function itself.
     overrides : sequence of str
         ``field.path=value`` each, as given to ``--set``.
+    allow_code : bool
+        Whether the source may name a Python function, which then runs whenever the network is built.
 
     Raises
     ------
@@ -76,8 +78,8 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = 
         One message that names per mistake the field, what was given and what is allowed.
     """
     if isinstance(source, Mapping):
-        return check(RunConfig, apply_overrides(dict(source), overrides), "run")
-    return load_run_file(source, overrides)
+        return make_run(dict(source), overrides, allow_code=allow_code)
+    return load_run_file(source, overrides, allow_code)
 
 
 def make_plan(

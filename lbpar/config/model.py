@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
 from lbpar.config.layers import JOINS, AnyLayer
 from lbpar.config.report import nearest
@@ -35,18 +37,42 @@ class NamedModel(_WithOptions):
     name: Text = Field(description="Name of a network, such as `resnet18`.")
 
 
-def _function(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value):
-        return value
-    raise ValueError("expected package.module:function")
+def _function(value: Any) -> str | Callable[..., Any]:
+    if callable(value) or (isinstance(value, str) and re.fullmatch(r"([\w.]+|[\w-]+\.py):[\w.]+", value)):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("expected file.py:function (a file beside the run file) or package.module:function")
 
 
 class PythonModel(_WithOptions):
-    """A function of yours that builds a graph; further fields are its keyword arguments."""
+    """A function of yours that builds a graph; further fields are its keyword arguments. It runs only with `--allow-code`."""
 
-    python: Annotated[str, Custom(_function, "`package.module:function`")] = Field(
-        description="The function, as `package.module:function`."
+    python: Annotated[
+        str | Callable[..., Any], Custom(_function, "`file.py:function` or `package.module:function`")
+    ] = Field(
+        description="The function: in a file beside the run file, or in a module and then decorated with `@model`."
     )
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def folder(self) -> Path:
+        """Where the run file lies, and the file it names."""
+        return self._folder
+
+    @property
+    def file(self) -> Path | None:
+        """The file beside the run file that is named, if one is."""
+        name = self.python.partition(":")[0] if isinstance(self.python, str) else ""
+        return self.folder / name if name.endswith(".py") else None
+
+    def in_folder(self, folder: Path) -> PythonModel:
+        """The same section of a run file that lies in ``folder``."""
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
+
+    @field_serializer("python")
+    def _named(self, value: str | Callable[..., Any]) -> str:
+        return value if isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
 
 
 class OnnxModel(Section):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from lbpar.config.data import DataConfig
 from lbpar.config.engine import EngineConfig
-from lbpar.config.model import AnyModel
+from lbpar.config.model import AnyModel, PythonModel
 from lbpar.config.overrides import apply_overrides
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.report import check
@@ -21,6 +22,7 @@ from lbpar.config.run import OutputConfig
 from lbpar.config.section import Section, Text
 from lbpar.config.training import TrainConfig
 from lbpar.config.yaml_text import dump_yaml, parse_yaml, read_yaml
+from lbpar.errors import ConfigError
 
 
 class RunConfig(Section):
@@ -38,7 +40,7 @@ class RunConfig(Section):
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
 
 
-def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_file(path: str | Path, overrides: Sequence[str] = (), allow_code: bool = False) -> RunConfig:
     """Read a run file.
 
     Parameters
@@ -47,19 +49,36 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         A YAML (or JSON) file.
     overrides : sequence of str
         ``field.path=value`` each, as given to ``--set``; see `lbpar.config.overrides.apply_overrides`.
+    allow_code : bool
+        Whether the file may name a Python function, which then runs whenever the network is built.
 
     Raises
     ------
     ConfigError
         One message that names the file, and per mistake the field, what was given and what is allowed.
     """
-    data = apply_overrides(read_yaml(path, "run file"), overrides)
-    return check(RunConfig, data, f"{path} with --set" if overrides else str(path))
+    source = f"{path} with --set" if overrides else str(path)
+    return make_run(read_yaml(path, "run file"), overrides, source, Path(path).parent, allow_code)
 
 
-def parse_run(text: str, overrides: Sequence[str] = (), source: str = "run") -> RunConfig:
+def parse_run(text: str, overrides: Sequence[str] = (), source: str = "run", allow_code: bool = False) -> RunConfig:
     """Read a run file from text; like `load_run_file` otherwise."""
-    return check(RunConfig, apply_overrides(parse_yaml(text, source), overrides), source)
+    return make_run(parse_yaml(text, source), overrides, source, allow_code=allow_code)
+
+
+def make_run(
+    data: Any, overrides: Sequence[str] = (), source: str = "run", folder: Path = Path(), allow_code: bool = False
+) -> RunConfig:
+    """Check the content of a run file that lies in ``folder``; like `load_run_file` otherwise."""
+    config = check(RunConfig, apply_overrides(data, overrides), source)
+    if not isinstance(config.model, PythonModel):
+        return config
+    if isinstance(config.model.python, str) and not allow_code:
+        raise ConfigError(
+            f"{source}: model.python: got '{config.model.python}', a Python function, which can do whatever you can do; expected "
+            "that you allow it. Read the function, then run again with --allow-code (from Python: allow_code=True)."
+        )
+    return config.model_copy(update={"model": config.model.in_folder(folder)})
 
 
 def dump(config: RunConfig) -> str:

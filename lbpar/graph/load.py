@@ -42,7 +42,7 @@ def _build(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Graph:
         case NamedModel():
             return build_model(model.name, **model.options)
         case PythonModel():
-            return python_graph(model.python, **model.options)
+            return python_graph(model.python, model.folder, **model.options)
         case InlineModel():
             return inline_graph(model)
         case OnnxModel():

@@ -79,7 +79,7 @@ def _visit(state: Import, node: OnnxNode) -> None:
         hint = f"use {instead}" if instead else nearest(node.kind, list(HANDLERS)).rstrip("; ")
         raise GraphError(
             f"this op cannot be imported; supported are {', '.join(sorted(HANDLERS))}. Instead, {hint or 'change the network'}, "
-            'or write it as a Python function (model: {python: "package.module:function"}).'
+            'or write it as a Python function (model: {python: "file.py:function"}).'
         )
     for extra in node.outputs[1:]:
         if extra and (state.readers(extra) or extra == state.file.output):

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.engine import EngineConfig
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, save_plan_file
 from lbpar.config.report import check, nearest
-from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.config.run_file import RunConfig
 from lbpar.config.section import parse_bytes
 from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.cost.price import SLOTS
@@ -43,11 +44,8 @@ def parser() -> argparse.ArgumentParser:
         description="Choose the grid of every layer and say why: python -m lbpar.plan --model resnet50 --batch 256 --procs 64",
     )
     what = p.add_argument_group("what to plan")
-    what.add_argument("--config", help="run file (YAML); options given besides it win")
-    what.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the run file"
-    )
-    what.add_argument("--model", help="name of a network, package.module:function, or an ONNX file")
+    add_run_file(what, required=False)  # options given besides it win
+    what.add_argument("--model", help="name of a network, file.py:function, package.module:function, or an ONNX file")
     what.add_argument("--classes", type=int, help="number of classes of --model")
     what.add_argument("--input", help="shape of one sample of --model, channels last, as in 224,224,3")
     what.add_argument("--loss", choices=sorted(LOSSES), help="loss (default: cross_entropy)")
@@ -176,7 +174,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    config = load_run_file(args.config, args.set) if args.config else None
+    config = given_run(args) if args.config else None
     if config is None and args.set:
         raise ConfigError("--set: it changes a run file; give --config, or leave --set out.")
     section = _model(args) if args.model else config.model if config else None
@@ -265,7 +263,7 @@ def _gholami(args: argparse.Namespace) -> int:
         if not match:
             raise ConfigError(f"--grid: got {args.grid!r}, expected rows x columns, as in 16x32.")
         grid = (int(match[1]), int(match[2]))
-    section = _model(args) if args.model else load_run_file(args.config, args.set).model if args.config else None
+    section = _model(args) if args.model else given_run(args).model if args.config else None
     if section is None:
         raise ConfigError("--cost gholami: no network was given; give --model or --config.")
     found = price_gholami(layer_records(load_graph(section)), args.batch, grid, args.procs)

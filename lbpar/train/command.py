@@ -10,7 +10,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lbpar.config.run_file import RunConfig, dump, load_run_file
+from lbpar.config.arguments import add_run_file, given_run
+from lbpar.config.model import PythonModel
+from lbpar.config.run_file import RunConfig, dump
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
@@ -32,10 +34,7 @@ OnEpoch = Callable[[dict[str, Any]], object]
 def parser() -> argparse.ArgumentParser:
     """Command-line options."""
     p = Parser(prog="lbpar train", description="Train a network: mpirun -n 4 python -m lbpar.train --config run.yaml")
-    p.add_argument("--config", required=True, help="run file (YAML); see docs/run-file.md")
-    p.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field, as in train.epochs=3"
-    )
+    add_run_file(p)
     p.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in run.out")
     return p
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`."""
     started = perf_counter() - process_seconds()
     args = parser().parse_args(argv)
-    config = load_run_file(args.config, args.set)
+    config = given_run(args)
     graph = build_graph(config)
     transport = connect()
     if transport.rank:
@@ -138,6 +137,8 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
     config = trainer.config
     save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
     write_text(out / "run.yaml", dump(config))
+    if isinstance(config.model, PythonModel) and config.model.file is not None:
+        write_text(out / config.model.file.name, config.model.file.read_text(encoding="utf-8"))
     kinds = config.run.metrics
     return MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
 

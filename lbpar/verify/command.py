@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lbpar.config.run_file import load_run_file
+from lbpar.config.arguments import add_run_file, given_run
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.train.json_text import dumps
@@ -25,8 +25,7 @@ def parser() -> argparse.ArgumentParser:
         description="Run one training step on P ranks and on one, in float64 on random samples, and compare every tensor. "
         "Under mpirun the ranks are real; otherwise they are simulated in this process (--procs).",
     )
-    p.add_argument("--config", required=True, help="run file (YAML)")
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the run file")
+    add_run_file(p)
     p.add_argument("--procs", type=int, help="ranks to simulate (default: parallel.procs of the run file, or 4)")
     p.add_argument("--plan", metavar="FILE", help="plan file, instead of the run file's strategy")
     p.add_argument("--random-plans", type=int, default=0, metavar="N", help="also try N plans of random legal grids")
@@ -43,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare as the command line says; 1 if a difference exceeds the tolerance. Collective over all ranks."""
     args = parser().parse_args(argv)
-    config = load_run_file(args.config, args.set)
+    config = given_run(args)
     graph = build_graph(config)
     batch = config.train.batch if args.batch is None else args.batch
     check_numbers(args.procs, batch, args.random_plans)

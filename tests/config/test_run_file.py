@@ -164,7 +164,7 @@ def test_all_mistakes_in_one_message() -> None:
         ("[1, 2]", "got [1, 2], expected fields: model"),
         ("model: {}\ntrain: {batch: 2}", "exactly one of name, onnx, python, layers"),
         ("model: resnet18\ntrain: {batch: 2}", "got 'resnet18', expected exactly one of"),
-        ("model: {python: net.py}\ntrain: {batch: 2}", "model.python: got 'net.py', expected package.module:function"),
+        ("model: {python: net.py}\ntrain: {batch: 2}", "model.python: got 'net.py', expected file.py:function (a file beside the run file)"),
         ("model: {onnx: a.onnx, classes: 3}\ntrain: {batch: 2}", "model.classes: unknown field (got 3)"),
         ("model: {name: a, input: [8, x]}\ntrain: {batch: 2}", "model.input: got [8, 'x'], expected the shape of one"),
         (SMALL + "train: {batch: 3}", "line 3: field 'train' is given twice (first on line 2)"),
@@ -202,7 +202,7 @@ def test_missing_and_unreadable_files(tmp_path) -> None:
 
 def test_four_kinds_of_model() -> None:
     def model(text: str) -> object:
-        return parse_run(f"model: {text}\ntrain: {{batch: 1}}").model
+        return parse_run(f"model: {text}\ntrain: {{batch: 1}}", allow_code=True).model
 
     python = model('{python: "my.nets:build", depth: 3, input: [8, 8, 1]}')
     assert isinstance(python, PythonModel)

@@ -17,7 +17,7 @@ REST = "train: {batch: 4, epochs: 1, loss: cross_entropy, optimizer: {name: sgd,
 
 
 def load(model: str) -> Graph:
-    return load_graph(parse_run(f"model: {model}\n{REST}").model)
+    return load_graph(parse_run(f"model: {model}\n{REST}", allow_code=True).model)
 
 
 def test_by_name() -> None:
@@ -40,6 +40,8 @@ def test_from_a_python_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "nets_for_load_test.py").write_text(
         "from lbpar.graph.builder import GraphBuilder\n"
+        "from lbpar.graph.python_model import model\n"
+        "@model\n"
         "def net(classes, input):\n"
         "    g = GraphBuilder(input)\n"
         "    return g.build(g.linear(g.flatten(g.input), classes))\n"

@@ -20,7 +20,7 @@ INLINE = """{input: [4, 4, 1], layers: [{op: conv, filters: 2, kernel: 3}, {op: 
 
 
 def loaded(model: str, parallel: str) -> Graph:
-    config = parse_run(f"model: {model}\ntrain: {{batch: 2}}\nparallel: {parallel}")
+    config = parse_run(f"model: {model}\ntrain: {{batch: 2}}\nparallel: {parallel}", allow_code=True)
     return load_graph(config.model, config.parallel.norm)
 
 
@@ -53,6 +53,8 @@ def test_networks_by_name_from_python_and_from_onnx(tmp_path: Path, monkeypatch:
     assert stats(loaded("{name: densenet121}", "{norm: local}")) == ["local"] * 121
     (tmp_path / "net_for_norm_test.py").write_text(
         "from lbpar.graph.builder import GraphBuilder\n"
+        "from lbpar.graph.python_model import model\n"
+        "@model\n"
         "def net():\n"
         "    g = GraphBuilder((4, 4, 3))\n"
         "    return g.build(g.norm(g.input))\n"

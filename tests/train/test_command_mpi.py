@@ -126,11 +126,11 @@ def test_what_all_ranks_see_is_said_once(command, tmp_path, sets, message):
 
 
 def test_what_one_rank_sees_ends_all_before_anything_is_written(command, tmp_path):
-    with_files = ["model={python: 'net:lost'}", "data.train=data.h5", "run.out=out"]
+    with_files = ["model={python: 'net.py:lost'}", "data.train=data.h5", "run.out=out"]
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"], file["y"] = np.zeros((22, 6, 5, 2), "f4"), np.zeros(22, "i8")
-    code, _, err = finish(command(2, "data.test=null", *with_files))
+    code, _, err = finish(command(2, "--allow-code", "data.test=null", *with_files))
     assert code != 0
     assert err.count("lbpar: error: ") == 1
     assert "rank 1: " in err
@@ -141,7 +141,7 @@ def test_what_one_rank_sees_ends_all_before_anything_is_written(command, tmp_pat
 
 def test_one_rank_that_fails_in_a_step_ends_the_job(command):
     begin = time.monotonic()
-    code, _, err = finish(command(2, "model={python: 'net:net'}", "run.out=out"))
+    code, _, err = finish(command(2, "--allow-code", "model={python: 'net.py:net'}", "run.out=out"))
     assert code != 0
     assert "RuntimeError: only here" in err
     assert err.count("lbpar: error: rank 1: ") == 1
