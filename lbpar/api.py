@@ -30,7 +30,7 @@ from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.train import command
-from lbpar.train.predict import predict, weights
+from lbpar.train.predict import weights
 from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
 from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
@@ -232,10 +232,23 @@ class Trained:
         """``test_loss``, ``test_accuracy``, ... on a dataset (default: the run file's test split). Collective."""
         return self.trainer.evaluate(dataset)
 
-    def predict(self, x: Array) -> Array:
-        """The network's output for samples x, (n, [D, H, W], C), the same on all ranks; whole on all ranks. Collective."""
-        size = self.trainer.config.train.evaluate.batch or self.trainer.config.train.batch
-        return predict(self.trainer.worker, x, size)
+    def predict(self, x: Array, normalised: bool = False) -> Array:
+        """The network's output, whole on all ranks. Collective.
+
+        Parameters
+        ----------
+        x : (n, [D, H, W], C) array
+            The same on all ranks, as the training data are stored: scale, mean and std are applied as in training.
+        normalised : bool
+            x needs no change.
+
+        Raises
+        ------
+        DataError
+            The samples do not have the network's input shape, or are real numbers where the training data are whole
+            numbers, or the reverse.
+        """
+        return self.trainer.predict(np.asarray(x), normalised)
 
     def weights(self) -> dict[str, Array]:
         """All parameters and running statistics by name, whole on all ranks. Collective."""

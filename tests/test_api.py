@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -137,6 +138,55 @@ def test_predictions_score_what_evaluation_says(tmp_path: Path) -> None:
         assert trained.weights()["c.weight"].shape == (4, 3, 3, 2)
         with pytest.raises(DataError, match="channels last"):
             trained.predict(x.transpose(0, 3, 1, 2))
+
+
+def _coloured(path: Path, name: str, attributes: dict[str, Any], seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes whose class is the brighter channel, by a little: invisible without mean and std."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, 32)
+    x = rng.integers(98, 103, (32, 6, 6, 2)).astype(np.uint8)
+    x[..., 0] += 6 * y[:, None, None].astype(np.uint8)
+    write(path / name, [Split("", x, y)], classes=2)
+    with h5py.File(path / name, "r+") as file:
+        file["x"].attrs.update(attributes)
+    return x, y
+
+
+OWN = {"scale": 0.5, "mean": [52.0, 50.0], "std": [1.0, 0.8]}
+
+
+def _coloured_run(tmp_path: Path, *overrides: str) -> api.RunConfig:
+    data = {"train": str(tmp_path / "own.h5"), "test": str(tmp_path / "test.h5")}
+    layers = [{"op": "conv", "filters": 4, "kernel": 3}, {"op": "relu"}, {"op": "global_avg_pool"}]
+    model = {"input": [6, 6, 2], "layers": [*layers, {"op": "linear", "features": 2}]}
+    return api.load_run({**RUN, "model": model, "data": data}, ["train.epochs=12", *overrides])
+
+
+def test_predict_evaluate_and_train_read_samples_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = _coloured(tmp_path, "own.h5", OWN)
+    _coloured(tmp_path, "test.h5", OWN, seed=6)
+    with api.train(_coloured_run(tmp_path)) as trained:
+        assert trained.records[-1]["accuracy"] == trained.records[-1]["test_accuracy"] == 1.0
+        scores = trained.predict(x)
+        assert (scores.argmax(1) == y).mean() == 1.0
+        np.testing.assert_allclose(
+            trained.predict((x * 0.5 - [52, 50]) / [1, 0.8], normalised=True), scores, rtol=1e-12
+        )
+        np.testing.assert_array_equal(trained.predict(x.astype(np.int64)), scores)
+        with pytest.raises(DataError, match=r"predict: got float64, expected whole numbers"):
+            trained.predict(x / 255)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("theirs", [{}, {"scale": 0.5, "mean": [50.0, 50.0], "std": [9.0, 9.0]}])
+def test_test_data_are_normalised_like_training_data(
+    tmp_path: Path, theirs: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _coloured(tmp_path, "own.h5", OWN)
+    x, y = _coloured(tmp_path, "test.h5", {"scale": 0.5} | theirs, seed=6)
+    with api.train(_coloured_run(tmp_path)) as trained:
+        assert trained.records[-1]["test_accuracy"] == (trained.predict(x).argmax(1) == y).mean() == 1.0
+    assert ["mean and std differ" in r.message for r in caplog.records] == [True] * bool(theirs)
 
 
 def test_plan_of_another_job_is_refused() -> None:

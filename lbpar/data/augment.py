@@ -42,7 +42,7 @@ class AugmentedDataset:
 
     def __init__(self, dataset: Dataset, augment: Augment, seed: int, epoch: int) -> None:
         self._source, self._pad = dataset, augment.crop_pad
-        self.name, self.classes = dataset.name, dataset.classes
+        self.name, self.classes, self.normalisation = dataset.name, dataset.classes, dataset.normalisation
         self.sample_shape, self.target_shape = dataset.sample_shape, dataset.target_shape
         self._space = self.sample_shape[:-1]
         names = "DHW"[3 - len(self._space) :] if self._space else ""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.data import DataConfig
+from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box
 
@@ -33,12 +34,15 @@ class Dataset(Protocol):
         () for a label per sample, ([D], H, W) for a label per voxel, anything for real targets.
     classes : int or None
         Number of classes, None for real targets.
+    normalisation : Normalisation
+        Done by `read`.
     """
 
     name: str
     sample_shape: tuple[int, ...]
     target_shape: tuple[int, ...]
     classes: int | None
+    normalisation: Normalisation
 
     def __len__(self) -> int: ...
 
@@ -77,6 +81,7 @@ def open_dataset(
     dtype: DTypeLike = np.float32,
     seed: int = 0,
     check_labels: bool = True,
+    like: Normalisation | None = None,
 ) -> Dataset:
     """Open one split of the data of a run file. Local: every rank may call it alone.
 
@@ -98,6 +103,8 @@ def open_dataset(
         Of ``synthetic`` samples.
     check_labels : bool
         Read all labels once to find those out of range.
+    like : Normalisation, optional
+        Mean and standard deviation to use instead of the file's: those of the training data, for all that the network sees.
 
     Raises
     ------
@@ -125,6 +132,8 @@ def open_dataset(
     from lbpar.data.hdf5 import Hdf5Dataset
 
     dataset = Hdf5Dataset(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
+    if like is not None:
+        dataset.normalise_like(like)
     check_dataset(dataset, input_shape, target_shape, classes)
     if check_labels:
         dataset.check_labels()

@@ -6,6 +6,7 @@ first read and again after a fork, because HDF5 handles do not survive one.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.report import nearest
 from lbpar.data.box import check_box, pieces, to_runs
+from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, box_shape, indices, whole
 
 Array = NDArray[Any]
+_log = logging.getLogger("lbpar")
 _SCAN = 1 << 22  # labels read at a time when all are checked
 
 
@@ -72,10 +75,13 @@ class Hdf5Dataset:
         self._pid = -1
         self._kept: dict[tuple[str, Box], Array] = {}
         self.classes: int | None = None
-        with self._errors():
-            self._open()
-            self._read_header(split, x, y, classes)
-        self.close()
+        self.normalisation = Normalisation()
+        try:
+            with self._errors():
+                self._open()
+                self._read_header(split, x, y, classes)
+        finally:
+            self.close()
 
     def __len__(self) -> int:
         return self._length
@@ -84,21 +90,23 @@ class Hdf5Dataset:
         """See `lbpar.data.dataset.Dataset.read`."""
         box = whole(self.sample_shape) if box is None else box
         check_box(box, self.sample_shape, self.name)
-        x = self._part(self._x, np.asarray(samples, np.int64), box).astype(self._dtype)
-        if self._factor != 1:
-            x *= np.asarray(self._factor, self._dtype)
-        channels = indices(box[-1])
-        if self._mean is not None:
-            x -= self._mean[channels].astype(self._dtype)
-        if self._std is not None:
-            x /= self._std[channels].astype(self._dtype)
-        return x
+        x = self._part(self._x, np.asarray(samples, np.int64), box)
+        return self.normalisation(x, self._dtype, indices(box[-1]))
 
     def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
         """See `lbpar.data.dataset.Dataset.read_targets`."""
         box = whole(self.target_shape) if box is None else box
         check_box(box, self.target_shape, self.name)
         return self._part(self._y, np.asarray(samples, np.int64), box).astype(np.int64 if self._labels else self._dtype)
+
+    def normalise_like(self, other: Normalisation) -> None:
+        """Take mean and standard deviation of other data; says so where the file names its own."""
+        own, self.normalisation = self.normalisation, self.normalisation.like(other)
+        if own != self.normalisation and (own.mean, own.std) != (None, None):
+            _log.warning(
+                "%s: mean and std differ from the training data's, which are used: the network was trained with them.",
+                self.name,
+            )
 
     def close(self) -> None:
         """Close the file; the next read opens it again. What is kept in memory stays."""
@@ -236,11 +244,11 @@ class Hdf5Dataset:
         if self._labels:
             given = [int(c) for c in (said, classes) if c is not None]
             self.classes = min(given) if given else None
-        self._factor = float(self._attribute(xs, group, "scale", 1 / 255 if xs.dtype == np.uint8 else 1.0))
-        self._mean = self._per_channel(xs, group, "mean")
-        self._std = self._per_channel(xs, group, "std")
-        if self._std is not None and not (self._std > 0).all():
-            raise DataError(f"{self.name}: attribute 'std' is {self._std.tolist()}, expected numbers above 0.")
+        scale = float(self._attribute(xs, group, "scale", 1 / 255 if xs.dtype == np.uint8 else 1.0))
+        mean, std = (self._per_channel(xs, group, name) for name in ("mean", "std"))
+        if std is not None and not min(std) > 0:
+            raise DataError(f"{self.name}: attribute 'std' is {list(std)}, expected numbers above 0.")
+        self.normalisation = Normalisation(scale, mean, std, xs.dtype.kind in "iu")
 
     def _find(self, group: Any, name: str, split: str) -> Any:
         import h5py
@@ -264,7 +272,7 @@ class Hdf5Dataset:
             raise DataError(f"{self.name}: attribute '{name}' is {value!r}, expected numbers.")
         return value
 
-    def _per_channel(self, dataset: Any, group: Any, name: str) -> NDArray[np.float64] | None:
+    def _per_channel(self, dataset: Any, group: Any, name: str) -> tuple[float, ...] | None:
         value = self._attribute(dataset, group, name, None)
         if value is None:
             return None
@@ -272,4 +280,4 @@ class Hdf5Dataset:
         values = np.asarray(value, np.float64).reshape(-1)
         if values.size not in (1, channels):
             raise DataError(f"{self.name}: attribute '{name}' has {values.size} numbers, expected 1 or {channels}.")
-        return np.broadcast_to(values, (channels,))
+        return tuple(np.broadcast_to(values, (channels,)).tolist())

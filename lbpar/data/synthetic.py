@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.data.box import check_box
 from lbpar.data.counter import integers, make_key, uniform
+from lbpar.data.normalise import Normalisation
 from lbpar.layout.runs import Box, box_shape, indices, whole
 
 Array = NDArray[Any]
@@ -56,6 +57,7 @@ class SyntheticDataset:
         self.name = "synthetic"
         self.sample_shape, self.target_shape, self.classes = sample_shape, target_shape, classes
         self.dtype = np.dtype(dtype)
+        self.normalisation = Normalisation()
         self._length, self._seed, self._distinct = samples, seed, distinct
         self._room = cache
         self._kept: OrderedDict[tuple[int, Box], Array] = OrderedDict()

@@ -5,11 +5,12 @@ For a trained network in hand, of a size that one process can hold; training its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from lbpar.data.arrays import ArrayDataset
+from lbpar.data.dataset import Dataset
 from lbpar.data.sampler import Sampler
 from lbpar.errors import DataError
 from lbpar.graph.graph import LOSS, TARGET, Graph
@@ -18,6 +19,7 @@ from lbpar.layout.runs import indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.runtime.executor import Executor
+from lbpar.runtime.feeds import Samples, read_feeds
 from lbpar.runtime.worker import QUIET, Worker
 from lbpar.transport.base import Transport
 
@@ -51,7 +53,7 @@ def weights(worker: Worker) -> dict[str, Array]:
     return {n: gather(worker.layouts[n], host(a), worker.transport) for n, a in worker.state.items()}
 
 
-def predict(worker: Worker, x: Array, batch: int) -> Array:
+def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
     """The network's output (before the loss), with running statistics and no dropout, on all ranks.
 
     Collective over all ranks.
@@ -60,8 +62,8 @@ def predict(worker: Worker, x: Array, batch: int) -> Array:
     ----------
     worker : Worker
         Its weights, where they are.
-    x : (n, [D, H, W], C) array
-        The same samples on all ranks; each uses its block only.
+    data : dataset
+        The same samples on all ranks; each reads its block only.
     batch : int
         Samples at a time.
 
@@ -74,26 +76,21 @@ def predict(worker: Worker, x: Array, batch: int) -> Array:
     DataError
         The samples do not have the network's input shape.
     """
-    graph, x = without_loss(worker.graph), np.asarray(x)
+    graph = without_loss(worker.graph)
     wanted = graph.shapes(1)["input"][1:]
-    if x.shape[1:] != wanted:
-        raise DataError(f"predict: got samples of shape {x.shape[1:]}, expected {wanted}, channels last.")
+    if data.sample_shape != wanted:
+        raise DataError(f"predict: got samples of shape {data.sample_shape}, expected {wanted}, channels last.")
     plan = Plan(worker.plan.grid, {n: g for n, g in worker.plan.ops.items() if n in graph})
-    out = np.empty((len(x), *graph.shapes(1)[graph.output][1:]), worker.engine.dtype)
-    for samples in Sampler(len(x), batch, shuffle=False).batches(0) if len(x) else ():
-        out[samples] = _forward(worker, graph, plan, x[samples])
+    out = np.empty((len(data), *graph.shapes(1)[graph.output][1:]), worker.engine.dtype)
+    for samples in Sampler(len(data), batch, shuffle=False).batches(0) if len(data) else ():
+        out[samples] = _forward(worker, graph, plan, data, samples)
     return out
 
 
-def _forward(worker: Worker, graph: Graph, plan: Plan, x: Array) -> Array:
-    program = lower(graph, plan, len(x), training=False)
-    rank, engine = worker.transport.rank, worker.engine
-    feeds: Mapping[str, Array] = {
-        b: engine.from_host(
-            np.ascontiguousarray(x[np.ix_(*(indices(r) for r in program.buffers[b].layout.box(rank)))], engine.dtype)
-        )
-        for b in program.feeds
-    }
+def _forward(worker: Worker, graph: Graph, plan: Plan, data: Samples, samples: np.ndarray) -> Array:
+    program, engine = lower(graph, plan, len(samples), training=False), worker.engine
+    feeds = read_feeds(program, worker.transport.rank, data, samples)
+    feeds = {name: engine.from_host(block) for name, block in feeds.items()}
     with np.errstate(**QUIET):
         block = Executor(program, engine, worker.transport, worker.state).run(feeds)["output"]
     return gather(program.buffers[program.results["output"]].layout, engine.to_host(block), worker.transport)

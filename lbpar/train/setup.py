@@ -9,6 +9,7 @@ from lbpar.config.run_file import RunConfig
 from lbpar.config.training import TrainConfig
 from lbpar.cost.machine import find_machine
 from lbpar.data.dataset import Dataset, open_dataset
+from lbpar.data.normalise import Normalisation
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.load import load_graph
@@ -79,7 +80,9 @@ def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:
     return transport
 
 
-def build_dataset(config: RunConfig, graph: Graph, split: str, dtype: Any) -> Dataset | None:
+def build_dataset(
+    config: RunConfig, graph: Graph, split: str, dtype: Any, like: Normalisation | None = None
+) -> Dataset | None:
     """One split of a run file's data, checked against the network; None for a test split that is not given."""
     if split == "test" and config.data.test is None:
         return None
@@ -94,4 +97,5 @@ def build_dataset(config: RunConfig, graph: Graph, split: str, dtype: Any) -> Da
         classes=classes,
         dtype=dtype,
         seed=config.train.seed,
+        like=like,
     )

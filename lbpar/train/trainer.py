@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from lbpar.config.run_file import RunConfig
+from lbpar.data.arrays import ArrayDataset
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
+from lbpar.data.normalise import Normalisation
 from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
 from lbpar.engine.registry import build_engine
@@ -30,6 +32,7 @@ from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.train.checkpoint import latest
 from lbpar.train.early_stop import EarlyStop
+from lbpar.train.predict import predict
 from lbpar.train.saving import load, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset
@@ -105,7 +108,9 @@ class Trainer:
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype)
         assert dataset is not None
         self.dataset: Dataset = dataset
-        self.test = build_dataset(c, self.graph, "test", self.engine.dtype)
+        # What the network is trained with holds for all that it sees; noise has no mean and std to hand on.
+        like = None if c.data.train == "synthetic" else dataset.normalisation
+        self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like)
         self.tracer = Tracer(self.transport.rank) if c.run.trace else None
         weights = load_weights(c.model)
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
@@ -284,6 +289,13 @@ class Trainer:
             for batch, feed in zip(batches, feeds, strict=True):
                 totals.add(self.worker.run(feed, len(batch), "evaluate"))
         return totals.record("test_")
+
+    def predict(self, x: Array, normalised: bool = False) -> Array:
+        """The network's output for samples as the training data are stored (or ``normalised``), whole, on all ranks."""
+        if not normalised:
+            self.dataset.normalisation.check_kind(x, "predict")
+        data = ArrayDataset(x, Normalisation() if normalised else self.dataset.normalisation, self.engine.dtype)
+        return predict(self.worker, data, self.config.train.evaluate.batch or self.config.train.batch)
 
     # Checkpoints.
 

@@ -1,0 +1,73 @@
+"""From stored numbers to what a network is given; training, evaluation and prediction all come through here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lbpar.errors import DataError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """``(x * scale - mean) / std``.
+
+    Parameters
+    ----------
+    scale : float
+        Belongs to how a file stores its numbers.
+    mean, std : tuple of float, optional
+        One per channel; what the network was trained with.
+    integers : bool
+        Whether the file stores whole numbers.
+    """
+
+    scale: float = 1.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    integers: bool = False
+
+    def __call__(self, x: Array, dtype: DTypeLike, channels: Any = slice(None)) -> Array:
+        """The values a network is given, a fresh array.
+
+        Parameters
+        ----------
+        x : (..., C) array
+            As stored.
+        dtype : dtype
+            Of the result.
+        channels : index, optional
+            Which of the channels x holds; default all.
+        """
+        # In the precision of the source at least: in float32, 100000.01 - 100000 would keep two digits.
+        out = x.astype(np.result_type(x.dtype, dtype, np.float32))
+        if self.scale != 1:
+            out *= out.dtype.type(self.scale)
+        if self.mean is not None:
+            out -= np.asarray(self.mean, out.dtype)[channels]
+        if self.std is not None:
+            out /= np.asarray(self.std, out.dtype)[channels]
+        return out.astype(dtype, copy=False)
+
+    def like(self, other: Normalisation) -> Normalisation:
+        """This storage's scale with the mean and standard deviation of other data."""
+        return replace(self, mean=other.mean, std=other.std)
+
+    def check_kind(self, x: Array, name: str) -> None:
+        """Refuse real numbers where the training data are whole numbers, and the reverse: their scale would be wrong.
+
+        Raises
+        ------
+        DataError
+            Names ``name``, what was given and what was expected.
+        """
+        if (x.dtype.kind in "iub") != self.integers:
+            raise DataError(
+                f"{name}: got {x.dtype}, expected {'whole' if self.integers else 'real'} numbers, as the training data are "
+                "stored. Give the values as the file has them, or normalised=True for values that need no change."
+            )

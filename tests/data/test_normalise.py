@@ -1,0 +1,54 @@
+"""Stored numbers become what a network is given, in the precision of their source."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lbpar.data.arrays import ArrayDataset
+from lbpar.data.normalise import Normalisation
+from lbpar.errors import DataError
+
+OWN = Normalisation(0.5, (1.0, 2.0), (4.0, 8.0), integers=True)
+
+
+def test_scale_mean_and_deviation_per_channel() -> None:
+    x = np.random.default_rng(1).integers(0, 256, (3, 4, 2), np.uint8)
+    got = OWN(x, np.float64)
+    np.testing.assert_allclose(got, (x * 0.5 - [1, 2]) / [4, 8], rtol=1e-15)
+    np.testing.assert_array_equal(OWN(x[..., 1:], np.float64, [1]), got[..., 1:])
+    assert OWN(x, np.float32).dtype == np.float32
+
+
+def test_large_offsets_keep_their_small_differences() -> None:
+    x = 1e5 + np.linspace(-0.01, 0.01, 101)[:, None]
+    got = Normalisation(mean=(1e5,), std=(0.01,))(x, np.float32)
+    np.testing.assert_allclose(got[:, 0], np.linspace(-1, 1, 101), atol=1e-7 * 1e3)
+    assert len(np.unique(got)) == 101
+
+
+def test_the_result_is_a_copy() -> None:
+    x = np.ones((2, 3), np.float32)
+    Normalisation()(x, np.float32)[...] = 5
+    assert x.sum() == 6
+
+
+def test_other_storage_keeps_its_scale() -> None:
+    assert Normalisation(1 / 255, None, None, True).like(OWN) == Normalisation(1 / 255, OWN.mean, OWN.std, True)
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [(np.uint8, True), (np.int32, True), (np.float32, False)])
+def test_whole_and_real_numbers_are_not_confused(dtype: type, fits: bool) -> None:
+    x = np.zeros((1, 2), dtype)
+    if fits:
+        OWN.check_kind(x, "predict")
+    with pytest.raises(DataError, match="expected real numbers" if fits else "got float32, expected whole numbers"):
+        (Normalisation() if fits else OWN).check_kind(x, "predict")
+
+
+def test_boxes_of_arrays() -> None:
+    x = np.random.default_rng(1).integers(0, 256, (5, 4, 3, 2), np.uint8)
+    data = ArrayDataset(x, OWN, np.float64)
+    samples, box = np.array([4, 0]), (((1, 3),), ((0, 1), (2, 3)), ((1, 2),))
+    np.testing.assert_array_equal(data.read(samples, box), OWN(x, np.float64)[samples][:, 1:3][:, :, [0, 2]][..., 1:])
+    assert len(data) == 5 and data.sample_shape == (4, 3, 2)
