@@ -24,7 +24,7 @@ class AugmentedDataset:
 
     Sample n of epoch e is the original, padded by ``crop_pad`` zeros on each side and cropped to its size at a random
     place (a shift in each spatial dimension), then mirrored in each dimension of ``flip`` with probability ½. Targets
-    that have the spatial shape move along. Zeros are set after normalisation (the mean colour); label 0 for targets.
+    per voxel (labels of the spatial shape, real numbers of the spatial shape and channels) move along. Zeros are set after normalisation (the mean colour); label 0 for targets.
 
     Parameters
     ----------
@@ -44,7 +44,10 @@ class AugmentedDataset:
         self._source, self._pad = dataset, augment.crop_pad
         self.name, self.classes, self.normalisation = dataset.name, dataset.classes, dataset.normalisation
         self.sample_shape, self.target_shape = dataset.sample_shape, dataset.target_shape
-        self._space = self.sample_shape[:-1]
+        self._space = space = self.sample_shape[:-1]
+        # A label per voxel, or real numbers per voxel and channel; a vector may happen to be as long as a line of voxels.
+        per_voxel = self.target_shape if self.classes is not None else self.target_shape[:-1]
+        self._targets_move = bool(space) and per_voxel == space
         names = "DHW"[3 - len(self._space) :] if self._space else ""
         for dim in augment.flip:
             if dim not in names:
@@ -68,7 +71,7 @@ class AugmentedDataset:
         """See `lbpar.data.dataset.Dataset.read_targets`."""
         box = whole(self.target_shape) if box is None else box
         check_box(box, self.target_shape, self.name)
-        if not self._space or self.target_shape[: len(self._space)] != self._space:
+        if not self._targets_move:
             return self._source.read_targets(samples, box)
         return self._read(self._source.read_targets, np.asarray(samples, np.int64), box)
 

@@ -50,6 +50,29 @@ def test_boxes_of_the_whole(shape: tuple[int, ...], augment: Augment) -> None:
         np.testing.assert_array_equal(got, y[np.ix_(samples, *map(indices, box[:-1]))])
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "moves"),
+    [
+        ((9, 2), (9,), False),  # a vector as long as the line
+        ((9, 2), (9, 3), True),
+        ((9, 2), (8, 3), False),
+        ((6, 7, 2), (6, 7), False),  # a map of positions and channels of a network of lines
+        ((6, 7, 2), (6, 7, 1), True),
+        ((6, 7, 2), (6, 7, 3, 2), False),
+        ((6, 7, 2), (), False),
+        ((3, 6, 7, 2), (3, 6, 7, 1), True),
+    ],
+)
+def test_real_targets_move_along_only_where_they_are_dense(
+    shape: tuple[int, ...], target: tuple[int, ...], moves: bool
+) -> None:
+    source = SyntheticDataset(40, shape, target, None, dtype=np.float64, distinct=40)
+    data = AugmentedDataset(source, Augment(flip=("W",), crop_pad=1), seed=3, epoch=1)
+    originals, samples = source.read_targets(np.arange(40)), np.arange(40)
+    expected = np.stack([oracle(data, originals[n], n) for n in samples]) if moves else originals
+    np.testing.assert_array_equal(data.read_targets(samples), expected)
+
+
 def test_epochs_samples_and_seeds_differ() -> None:
     source = SyntheticDataset(64, (8, 8, 1))
     augment = Augment(flip=("W",), crop_pad=2)
