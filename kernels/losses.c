@@ -230,22 +230,29 @@ int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s
     return 0;
 }
 
-INLINE void rank_part(const float *x, const float *m, const double *at, idx r, idx last, idx c, double *restrict out) {
+INLINE void rank_part(const float *x, const float *m, const double *s, const double *at, const idx *target, idx start,
+                      idx r, idx last, idx c, double *restrict out) {
     for (; r < last; r++) {
         const float *a = x + r * c;
         const double centre = m[r], least = at[r];
-        idx above = 0;
-        for (idx j = 0; j < c; j++) above += a[j] - centre > least;
-        out[r] = (double)above;
+        const idx own = target[r] - start;
+        idx before = 0;
+        for (idx j = 0; j < c; j++) {
+            const double d = a[j] - centre;
+            before += (d > least) | ((d == least) & (j < own));
+        }
+        out[r] = isfinite(s[r]) ? (double)before : INFINITY;
     }
 }
 
-/* out (n) = number of classes with x - m > at. */
-int lbpar_softmax_rank(const float *x, const float *m, const double *at, idx n, idx c, double *out, int threads) {
+/* out (n) = number of classes with x - m > at, or equal and before the target; infinite where s, the sum of exponentials, is not
+ * finite. Here: classes from `start` on. */
+int lbpar_softmax_rank(const float *x, const float *m, const double *s, const double *at, const idx *target, idx start,
+                       idx n, idx c, double *out, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) rank_part(x, m, at, r, last, C, out)
+#define PART(C) rank_part(x, m, s, at, target, start, r, last, C, out)
         BY_CLASSES(c, PART)
 #undef PART
     }

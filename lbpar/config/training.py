@@ -22,7 +22,8 @@ class EarlyStop(Section):
 
     patience: Count = Field(description="Evaluations without improvement after which to stop.")
     metric: Literal["loss", "accuracy", "test_loss", "test_accuracy"] = Field(
-        default="test_accuracy", description="What is watched; losses should fall, accuracies rise."
+        default="test_accuracy",
+        description="What is watched; losses should fall, accuracies (of cross_entropy and dice) rise.",
     )
     min_delta: NonNegative = Field(default=0.0, description="Smaller changes are no improvement.")
 

@@ -436,9 +436,10 @@ class Engine(ABC):
 
     @abstractmethod
     def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-        """Number of local classes with ``x - m > sums[1]``, float64 of shape P.
+        """Number of local classes that come before the target: larger ones, and equal ones with a smaller number; float64, P.
 
-        Summed over class blocks, below k means a top-k hit.
+        Summed over class blocks, below k means a top-k hit, and 0 that the target is what argmax gives. Infinite where a logit
+        is NaN or infinite (``sums[0]`` is then not finite).
         """
 
     @abstractmethod

@@ -42,9 +42,12 @@ def cross_entropy_backward(
     return dx.astype(x.dtype, copy=False)
 
 
-def softmax_rank(x: Array, m: Array, sums: Array) -> Float64Array:
+def softmax_rank(x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
     """See `Engine.softmax_rank`."""
-    return np.count_nonzero(_shifted(x, m) > sums[1][..., None], axis=-1).astype(np.float64)
+    difference, own = _shifted(x, m), sums[1][..., None]
+    earlier = np.arange(class_start, class_start + x.shape[-1]) < target[..., None]
+    before = np.count_nonzero((difference > own) | (earlier & (difference == own)), axis=-1)
+    return np.where(np.isfinite(sums[0]), before, np.inf)
 
 
 def mse_loss(x: Array, t: Array, scale: float) -> Float64Array:

@@ -187,7 +187,7 @@ class NumpyEngine(Engine):
         return losses.cross_entropy_backward(x, m, sums, target, class_start, smoothing, classes, scale)
 
     def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-        return losses.softmax_rank(x, m, sums)
+        return losses.softmax_rank(x, m, sums, target, class_start)
 
     def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
         return losses.mse_loss(x, t, scale)

@@ -398,7 +398,8 @@ def _norm_relu_backward_sums(b: Bound) -> Call:
 
 
 def _count_hits(b: Bound) -> Call:
-    return lambda e, _, rank: (np.array([(rank < 1).sum(), (rank < 5).sum()], np.float64),)
+    tops = b.attr("tops")
+    return lambda e, _, rank: (np.array([(rank < k).sum() for k in tops], np.float64),)
 
 
 BINDERS: dict[str, Callable[[Bound], Call]] = {

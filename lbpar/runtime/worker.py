@@ -29,7 +29,10 @@ Mode = Literal["reduce", "hold", "release", "evaluate"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions."""
+    """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions.
+
+    Hits are None where the loss has no classes, and those in the top 5 where there are no more than 5.
+    """
 
     loss: float
     samples: int
@@ -141,19 +144,20 @@ class Worker:
         loss = float(self.engine.to_host(results["loss"]))
         hits = self.engine.to_host(results["hits"]) if "hits" in results else None
         executor.arrays = {}
-        if hits is None:
-            return StepResult(loss, samples, positions)
-        return StepResult(loss, samples, positions, float(hits[0]), float(hits[1]))
+        return StepResult(loss, samples, positions, *(() if hits is None else map(float, hits)))
 
-    def first_bad_layer(self, feeds: Mapping[str, Array], samples: int, context: Context) -> str | None:
+    def first_bad_layer(
+        self, feeds: Mapping[str, Array], samples: int, context: Context, training: bool = True
+    ) -> str | None:
         """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.
 
-        Collective over all ranks; runs the forward pass of the last step again, with the running statistics of before it.
+        Collective over all ranks; runs the forward pass of the last step again, when training with the running statistics of
+        before it.
         """
-        program = lower(self.graph, self.plan, samples, keep=True, fused=False)
+        program = lower(self.graph, self.plan, samples, training=training, keep=True, fused=False)
         steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
         executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
-        for name, array in self._statistics.items():
+        for name, array in self._statistics.items() if training else ():
             self.state[name][...] = array
         executor.context = context
         with np.errstate(**QUIET):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lbpar.runtime.worker import StepResult
 
@@ -14,24 +14,18 @@ class Totals:
     loss: float = 0.0
     samples: int = 0
     positions: int = 0
-    top1: float = 0.0
-    top5: float = 0.0
-    counted: bool = False
+    hits: dict[str, float] = field(default_factory=dict)
 
     def add(self, r: StepResult) -> None:
         """Add one step."""
         self.loss += r.loss * r.samples
         self.samples += r.samples
         self.positions += r.positions
-        if r.top1 is not None and r.top5 is not None:
-            self.top1 += r.top1
-            self.top5 += r.top5
-            self.counted = True
+        for name, hits in (("accuracy", r.top1), ("top5", r.top5)):
+            if hits is not None:
+                self.hits[name] = self.hits.get(name, 0.0) + hits
 
     def record(self, prefix: str = "") -> dict[str, float]:
         """Means, under names that start with ``prefix``."""
-        out = {f"{prefix}loss": self.loss / max(1, self.samples)}
-        if self.counted:
-            out[f"{prefix}accuracy"] = self.top1 / max(1, self.positions)
-            out[f"{prefix}top5"] = self.top5 / max(1, self.positions)
-        return out
+        rates = {f"{prefix}{name}": hits / max(1, self.positions) for name, hits in self.hits.items()}
+        return {f"{prefix}loss": self.loss / max(1, self.samples), **rates}

@@ -22,7 +22,7 @@ from lbpar.engine.registry import build_engine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_weights
-from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.graph.ops.losses import LOSSES
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
@@ -134,7 +134,7 @@ class Trainer:
         where = "train.early_stop.metric"
         if metric.startswith("test_") and self.test is None:
             raise ConfigError(f"{where}: {metric} needs test data; give data.test, or watch loss or accuracy.")
-        if metric.endswith("accuracy") and self.config.train.loss != CrossEntropy.kind:
+        if metric.endswith("accuracy") and not LOSSES[self.config.train.loss].labels:
             other = metric.replace("accuracy", "loss")
             raise ConfigError(f"{where}: {metric} is not measured with loss {self.config.train.loss}; watch {other}.")
 
@@ -212,7 +212,7 @@ class Trainer:
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
             loss = float(self.engine.to_host(executor.arrays[executor.program.results["loss"]]))
             if not isfinite(loss):
-                self._not_finite(loss, feed, samples, context)  # before anything is spoilt
+                raise self._not_finite(loss, feed, samples, context)  # before anything is spoilt
             try:
                 if self.config.train.clip_norm is not None:
                     clip_by_global_norm(grads, self.config.train.clip_norm, self.norms)
@@ -223,20 +223,25 @@ class Trainer:
         executor.on_update = update
         result = self.worker.run(feed, samples, mode, context)
         if not isfinite(result.loss):
-            self._not_finite(result.loss, feed, samples, context)
+            raise self._not_finite(result.loss, feed, samples, context)
         self.micro += 1
         return result
 
-    def _not_finite(self, loss: float, feed: Mapping[str, Array], samples: int, context: Context) -> None:
-        layer = self.worker.first_bad_layer(feed, samples, context)
+    def _not_finite(
+        self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
+    ) -> TrainingError:
+        """What to say of a loss of training, or of a dataset that is ``tested``. Collective over all ranks."""
+        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
+        at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
         remedy = "Lower the learning rate, or use warm-up or clip_norm"
         if layer is None:
             where = "all layers' outputs are finite"
         elif self.graph[layer] in self.graph.inputs:
-            where, remedy = "the data of this batch are not finite", f"Look for bad samples in {self.dataset.name}"
+            where = "the data of this batch are not finite"
+            remedy = f"Look for bad samples in {(tested or self.dataset).name}"
         else:
             where = f"the output of layer {layer!r} is the first that is not"
-        raise TrainingError(f"step {self.step + 1}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
+        return TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
 
     def _finish_epoch(
         self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int]
@@ -272,7 +277,13 @@ class Trainer:
     # Evaluation.
 
     def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:
-        """Loss and accuracies on a dataset (default: the test split), with running statistics and no dropout."""
+        """Loss and accuracies on a dataset (default: the test split), with running statistics and no dropout.
+
+        Raises
+        ------
+        TrainingError
+            The loss is not finite; names the first layer whose output is not.
+        """
         data = dataset or self.test
         if data is None:
             raise ConfigError("data.test: not given; evaluation needs test data.")
@@ -287,7 +298,10 @@ class Trainer:
 
         with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=True):
-                totals.add(self.worker.run(feed, len(batch), "evaluate"))
+                result = self.worker.run(feed, len(batch), "evaluate")
+                if not isfinite(result.loss):
+                    raise self._not_finite(result.loss, feed, len(batch), Context(self.config.train.seed), data)
+                totals.add(result)
         return totals.record("test_")
 
     def predict(self, x: Array, normalised: bool = False) -> Array:

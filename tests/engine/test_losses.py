@@ -30,6 +30,10 @@ class SplitSoftmax:
         return np.concatenate([step(x, start) for x, start in self.blocks], axis=-1)
 
 
+def rank(engine, split):
+    return sum(engine.softmax_rank(x, split.m, split.sums, split.target, start) for x, start in split.blocks)
+
+
 def logits(torch, rng, shape, dtype):
     x = (5 * rng.standard_normal((*shape, CLASSES))).astype(dtype)
     target = rng.integers(0, CLASSES, shape)
@@ -61,8 +65,23 @@ def test_rank_of_the_target(engine, dtype, rng, cuts):
     x = np.round(rng.standard_normal((40, CLASSES))).astype(dtype)  # many ties
     target = rng.integers(0, CLASSES, 40)
     split = SplitSoftmax(engine, x, target, cuts)
-    got = sum(engine.softmax_rank(x, split.m, split.sums, target, start) for x, start in split.blocks)
-    close(got, (x > x[np.arange(40), target][:, None]).sum(1).astype(np.float64), np.float64)
+    order = np.argsort(-x, axis=1, kind="stable")  # ties in the order of the classes, as argmax has them
+    np.testing.assert_array_equal(rank(engine, split), np.argmax(order == target[:, None], axis=1))
+
+
+@splits
+def test_a_target_among_equals_is_hit_only_if_it_is_the_first(engine, dtype, cuts):
+    split = SplitSoftmax(engine, np.full((CLASSES, CLASSES), 0.25, dtype), np.arange(CLASSES), cuts)
+    np.testing.assert_array_equal(rank(engine, split), np.arange(CLASSES))
+
+
+@splits
+def test_nan_is_never_a_hit(engine, dtype, cuts):
+    x = np.zeros((5, CLASSES), dtype)
+    x[0, 0], x[1, 6], x[2], x[3, 2] = np.nan, np.nan, np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        got = rank(engine, SplitSoftmax(engine, x, np.array([0, 0, 0, 2, 0]), cuts))
+    np.testing.assert_array_equal(got, [np.inf] * 4 + [0])
 
 
 def test_large_and_infinite_logits(engine, dtype):

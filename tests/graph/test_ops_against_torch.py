@@ -10,7 +10,9 @@ import pytest
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
-from tests.util.run import difference, random_state, samples, serial
+from lbpar.layout.grid import Grid
+from lbpar.program.plan import Plan
+from tests.util.run import difference, random_state, run, samples, serial
 
 pytest.importorskip("torch")
 
@@ -186,6 +188,25 @@ def test_hits_in_the_top_one_and_five(kind: str, shape: tuple[int, ...]) -> None
     t = torch.tensor(feeds["target"]).reshape(-1, 1)
     want = [int((x.topk(k).indices == t).sum()) for k in (1, 5)]
     assert list(got) == want
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "dice"])
+@pytest.mark.parametrize(("classes", "hits"), [(6, (8, 40)), (5, (8,))])
+@pytest.mark.parametrize(
+    "grid", [{}, {"F": (0,)}, {"N": (0,)}, {"H": (0,)}], ids=["whole", "classes", "samples", "space"]
+)
+def test_equal_outputs_hit_the_first_class_only(kind: str, classes: int, hits: tuple[int, ...], grid: dict) -> None:
+    """And a top 5 is counted only where there are more than 5 classes."""
+    g = GraphBuilder(input=(4, 2, classes))
+    graph = g.build(g.relu(g.input)).with_loss(LOSSES[kind]())
+    target = np.arange(48).reshape(6, 4, 2) % 6 % classes
+    if classes == 5:
+        target[target == 0] = 1
+        target.flat[:8] = 0
+    plan = Plan(Grid((2,)), {"loss": grid}) if grid else Plan(Grid())
+    feeds = {"input": -np.ones((6, 4, 2, classes)), "target": target}
+    for result in run(graph, plan, 6, feeds).results:
+        assert tuple(result["hits"]) == hits
 
 
 def test_dropout_zeroes_a_share_and_passes_the_gradient_through_the_same_mask() -> None:

@@ -262,3 +262,44 @@ def test_totals_weigh_by_samples():
     totals.add(StepResult(5.0, 1, 2, 0.0, 1.0))
     assert totals.record("test_") == {"test_loss": 2.0, "test_accuracy": 3 / 8, "test_top5": 7 / 8}
     assert Totals().record() == {"loss": 0.0}
+    few = Totals()
+    few.add(StepResult(1.0, 3, 6, 3.0))  # no more than five classes
+    assert few.record() == {"loss": 1.0, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_a_network_that_answers_all_alike_is_right_about_the_first_class_only(procs):
+    config = run_file(MIXED if procs == 4 else [])
+
+    def job(trainer):
+        for name in ("fc.weight", "fc.bias"):
+            trainer.worker.state[name][...] = 0
+        return [trainer.evaluate()]
+
+    labels = build_dataset(config, build_graph(config), "test", "float64").read_targets(np.arange(22))
+    [record] = train(config, procs, job).records
+    assert record["test_accuracy"] == np.mean(labels == 0)
+    assert record["test_top5"] == np.mean(labels < 5)
+    assert record["test_loss"] == pytest.approx(np.log(7))
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_an_evaluation_that_is_not_finite_is_refused(procs):
+    config = run_file(MIXED if procs == 4 else [])
+    good = build_dataset(config, build_graph(config), "test", "float64")
+    with pytest.raises(TrainingError, match=r"evaluation after step 0: the loss is nan.*data of this batch.*synthetic"):
+        train(config, procs, lambda trainer: [trainer.evaluate()], Spoilt(good, 21))
+
+    def spoil(trainer):
+        trainer.worker.state["norm1.running_mean"][:1] = np.nan
+        return [trainer.evaluate()]
+
+    with pytest.raises(
+        TrainingError, match=r"evaluation after step 0: the loss is nan.*'norm1' is the first that is not"
+    ):
+        train(config, procs, spoil)
+
+
+def test_dice_counts_hits_that_early_stop_can_watch():
+    stop = ["train.loss=dice", "train.early_stop={patience: 9, metric: test_accuracy}"]
+    assert all("test_accuracy" in r and "test_top5" not in r for r in train(run_file(stop, UNET)).records)

@@ -72,7 +72,8 @@ class CompiledLosses(NumpyEngine):
             return super().softmax_rank(x, m, sums, target, class_start)
         out = np.empty(x.shape[:-1])
         n, c, p, team = out.size, x.shape[-1], native.pointer, native.team(x.size)
-        native.lib.lbpar_softmax_rank(p(x), p(float32(m)), p(float64(sums[1])), n, c, p(out), team)
+        arrays = p(x), p(float32(m)), p(float64(sums[0])), p(float64(sums[1])), p(_int64(target))
+        native.lib.lbpar_softmax_rank(*arrays, class_start, n, c, p(out), team)
         return out
 
     def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:

@@ -47,7 +47,8 @@ int lbpar_softmax_sums(const void *x, const void *m, const void *target, int64_t
                        int threads);
 int lbpar_cross_entropy_backward(const void *x, const void *m, const void *s, const void *target, int64_t start,
                                  int64_t n, int64_t c, double even, double hit, double scale, void *dx, int threads);
-int lbpar_softmax_rank(const void *x, const void *m, const void *at, int64_t n, int64_t c, void *out, int threads);
+int lbpar_softmax_rank(const void *x, const void *m, const void *s, const void *at, const void *target, int64_t start,
+                       int64_t n, int64_t c, void *out, int threads);
 int lbpar_dice_sums(const void *x, const void *m, const void *s, const void *target, int64_t start, int64_t n,
                     int64_t c, void *out, int threads);
 int lbpar_dice_backward(const void *x, const void *m, const void *s, const void *target, int64_t start, int64_t n,

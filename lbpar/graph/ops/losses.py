@@ -1,7 +1,7 @@
 """Losses, as means over the global batch. The class dimension may be split: its maximum and sums are inner statistics.
 
 Each loss reads ``x0`` (the network's output) and ``x1`` (the target) and writes the scalar ``y``; its gradient is seeded
-with one. Losses over classes also write ``hits``: how many positions have the target in the top 1 and in the top 5.
+with one. Losses over classes also write ``hits``: how many positions have the target in the top 1, and in the top 5 of more than 5.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class _Classes(Loss):
         x0, t, peak, sums = self._common(shape)
         loops, n = _loops(shape), prod(shape)
         rank = Operand("rank", t.dims, dtype=F64)
-        hits = Operand("hits", (Index(2),), dtype=F64)
+        tops = (1, 5) if shape[-1] > 5 else (1,)
+        hits = Operand("hits", (Index(len(tops)),), dtype=F64)
         return (
             Kernel("softmax_max", loops, (x0,), (peak,), (), n),
             Kernel("softmax_sums", loops, (x0, peak, t), (sums,), (), 4 * n),
             Kernel("softmax_rank", loops, (x0, peak, sums, t), (rank,), (), n),
-            Kernel("count_hits", loops[:-1], (rank,), (hits,)),
+            Kernel("count_hits", loops[:-1], (rank,), (hits,), (("tops", tops),)),
         )
 
 
