@@ -30,6 +30,7 @@ from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.train import command
+from lbpar.train.directory import Resume
 from lbpar.train.predict import weights
 from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
 from lbpar.train.summary import program_rows
@@ -278,7 +279,7 @@ def train(
     transport: Transport | None = None,
     on_epoch: OnEpoch | None = None,
     write: bool = False,
-    resume: bool = False,
+    resume: Resume = False,
 ) -> Trained:
     """Train a network. Collective over all ranks.
 
@@ -296,8 +297,8 @@ def train(
     write : bool
         Do what the command line does: progress and tables on standard output; plan, metrics, report and checkpoints in
         ``run.out``. Otherwise nothing is printed or written.
-    resume : bool
-        With ``write``: go on from the newest checkpoint in ``run.out``.
+    resume : bool or "auto"
+        With ``write``: go on from the newest checkpoint in ``run.out``; ``"auto"``: if there is one, else start anew.
 
     Raises
     ------
@@ -372,7 +373,7 @@ def _trainer(
     plan: Plan | None,
     transport: Transport | None,
     write: bool = False,
-    resume: bool = False,
+    resume: Resume = False,
 ) -> tuple[Trainer, bool, bool]:
     """A trainer, whether it goes on from a checkpoint, and whether its transport was made here."""
     graph = _network(config, graph)

@@ -6,20 +6,26 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
-# Notes its options, then does what comes after them.
-LAUNCHER = (
-    '#!/bin/bash\nprintf "%s\\n" "$*" >>launched\nuntil [ "$1" = python ]; do shift; done\nshift\nexec "$PYTHON" "$@"\n'
-)
+# Says which MPI it is, or notes its options and does what comes after them.
+LAUNCHER = """#!/bin/bash
+if [ "$1" = --version ]; then echo "$FLAVOUR"; exit; fi
+printf "%s\\n" "$*" >>launched
+until [ "$1" = python ]; do shift; done
+shift
+exec "$PYTHON" "$@"
+"""
 RUN = """
 model: {input: [4], layers: [{op: linear, features: 2}]}
 data: {train: synthetic, samples: 8}
 train: {batch: 4, epochs: 1}
+run: {out: runs/own}
 """
 
 
@@ -29,8 +35,12 @@ def test_states_nodes_tasks_and_cores(template: Path) -> None:
     assert {"nodes", "ntasks-per-node", "cpus-per-task", "time", "output"} <= set(said)
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
-def test_trains_and_goes_on(template: Path, tmp_path: Path) -> None:
+Submit = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def submit(tmp_path: Path) -> Submit:
+    """Runs a template as a job of 3 nodes with 2 tasks each, in the test's folder."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
     (tmp_path / "net.yaml").write_text(RUN)
@@ -39,23 +49,44 @@ def test_trains_and_goes_on(template: Path, tmp_path: Path) -> None:
         (tmp_path / "bin" / name).chmod(0o755)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE_", "SLURM_"))}
     env |= {"PATH": f"{tmp_path / 'bin'}:{env['PATH']}", "LBPAR_ENV": str(tmp_path), "PYTHON": sys.executable}
-    env |= {
-        "PYTHONPATH": str(ROOT),
-        "SLURM_CPUS_PER_TASK": "1",
-        "SLURM_NTASKS_PER_NODE": "2",
-        "SLURM_JOB_NUM_NODES": "3",
-    }
+    env |= {"PYTHONPATH": str(ROOT), "FLAVOUR": "mpirun (Open MPI) 5.0.11"}
+    env |= {"SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NUM_NODES": "3"}
 
-    def submit(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", str(template), *args], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
+    def run(template: Path, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(template), *args]
+        return subprocess.run(command, cwd=tmp_path, env=env | more, capture_output=True, text=True, check=False)
 
-    first = submit("net.yaml", "--set", "train.batch=2")
-    assert first.returncode == 0 and "-> runs/net" in first.stdout, first.stderr
-    assert (tmp_path / "runs/net/metrics.jsonl").read_text().count('"step": 4') == 1
-    again = submit("net.yaml", "--set", "train.batch=2")
+    return run
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
+def test_trains_and_goes_on(template: Path, tmp_path: Path, submit: Submit) -> None:
+    first = submit(template, "net.yaml", "--set", "train.batch=2")
+    assert first.returncode == 0 and "-> runs/own" in first.stdout, first.stderr
+    assert (tmp_path / "runs/own/metrics.jsonl").read_text().count('"step": 4') == 1
+    again = submit(template, "net.yaml", "--set", "train.batch=2")
     assert again.returncode == 0 and "nothing left to train" in again.stdout, again.stderr
+    other = submit(template, "net.yaml", "--set", "run.out=elsewhere")
+    assert other.returncode == 0 and "-> elsewhere" in other.stdout, other.stderr
     launched = (tmp_path / "launched").read_text()
     assert "--ntasks-per-node=2 --cpus-per-task=1" in launched or "-n 6 --map-by ppr:2:node:pe=1" in launched
-    assert submit().returncode == 2
+    assert submit(template).returncode == 2
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
+def test_tasks_of_an_array_write_apart(template: Path, submit: Submit) -> None:
+    for task in "12":
+        done = submit(template, "net.yaml", SLURM_ARRAY_TASK_ID=task)
+        assert done.returncode == 0 and f"-> runs/net-{task}" in done.stdout, done.stderr
+
+
+def test_mpirun_of_mpich_gets_its_own_options(tmp_path: Path, submit: Submit) -> None:
+    done = submit(ROOT / "jobs/slurm/mpirun.sbatch", "net.yaml", FLAVOUR="HYDRA build details:")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "launched").read_text().startswith("-n 6 -ppn 2 -bind-to core:1 python -m lbpar.train")
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
+def test_a_requeued_job_keeps_its_log(template: Path) -> None:
+    text = template.read_text(encoding="utf-8")
+    assert "#SBATCH --requeue" in text and "#SBATCH --open-mode=append" in text

@@ -16,7 +16,7 @@ from lbpar.config.run_file import RunConfig, dump
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
-from lbpar.train.directory import check_directory, check_metrics, make_directory
+from lbpar.train.directory import Resume, check_directory, check_metrics, make_directory
 from lbpar.train.json_text import write_text
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
@@ -35,7 +35,14 @@ def parser() -> argparse.ArgumentParser:
     """Command-line options."""
     p = Parser(prog="lbpar train", description="Train a network: mpirun -n 4 python -m lbpar.train --config run.yaml")
     add_run_file(p)
-    p.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in run.out")
+    p.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=("auto",),
+        help="go on from the newest checkpoint in run.out; --resume auto: if there is one, else start anew",
+    )
     return p
 
 
@@ -58,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def start(
-    config: RunConfig, graph: Graph, plan: Plan, transport: Transport, resume: bool = False
+    config: RunConfig, graph: Graph, plan: Plan, transport: Transport, resume: Resume = False
 ) -> tuple[Trainer, bool]:
     """A trainer that may write into ``run.out``, and whether it goes on from a checkpoint. Collective over all ranks.
 
@@ -70,16 +77,18 @@ def start(
     out = Path(config.run.out)
     root = transport.rank == 0
     check_ranks(config, graph, plan, transport)
+    goes_on = False
     with together(transport):
         if root:
-            check_directory(out, resume)
+            goes_on = check_directory(out, resume)
+    goes_on = transport.bcast(goes_on)
     with together(transport):
         trainer = Trainer(config, graph, plan, transport)
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)
             make_directory(out)
-    return trainer, resume and trainer.resume(out / "checkpoints")
+    return trainer, goes_on and trainer.resume(out / "checkpoints")
 
 
 def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
@@ -127,7 +136,7 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
     if trainer.tracer is not None:
         trainer.tracer.write(out / "trace.json", trainer.transport)
     if root:
-        times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - begin}
+        times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started}
         report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})
     return records
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from lbpar.config.run import Metrics
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.train.checkpoint import latest
 
+Resume = bool | Literal["auto"]
+"""Go on with what a run directory holds, start a new run, or whichever fits: ``"auto"`` goes on where there is a checkpoint."""
 
-def check_directory(out: Path, resume: bool) -> None:
-    """Refuse a directory that holds a run, unless it is to be resumed; then refuse one that holds none. Makes nothing.
+
+def check_directory(out: Path, resume: Resume) -> bool:
+    """Whether to go on with the run that a directory holds. Makes nothing.
+
+    Refuses a directory that holds a run, unless it may be resumed, and one to resume that holds none. With ``"auto"`` both are
+    fine: a job that is started again goes on, and starts anew if it had not yet saved anything.
 
     Raises
     ------
@@ -20,6 +27,8 @@ def check_directory(out: Path, resume: bool) -> None:
         See above.
     """
     saved = latest(out / "checkpoints")
+    if resume == "auto":
+        return saved is not None
     if resume and saved is None:
         raise CheckpointError(
             f"--resume: {out / 'checkpoints'} holds no checkpoint; leave --resume out, or check run.out."
@@ -29,6 +38,7 @@ def check_directory(out: Path, resume: bool) -> None:
         raise CheckpointError(
             f"run.out: {out} holds an earlier run; {hint}choose another directory (--set run.out=...)."
         )
+    return resume
 
 
 def _has_records(metrics: Path) -> bool:

@@ -65,7 +65,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
     record : mapping
         Of the last epoch.
     facts : mapping
-        ``startup_seconds``, ``total_seconds`` and ``state_bytes`` (per rank).
+        ``startup_seconds``, ``total_seconds`` (start-up included) and ``state_bytes`` (per rank).
     """
     samples = min(trainer.config.train.batch, len(trainer.dataset))
     rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype))

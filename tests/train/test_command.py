@@ -64,6 +64,12 @@ def test_resume_continues_the_files(job, tmp_path):
     assert [measured(r) for r in records(tmp_path)] == train(run_file()).records
 
 
+def test_resume_auto_starts_anew_and_goes_on(job, tmp_path):
+    assert job("--resume=auto", "train.epochs=2") == 0
+    assert job("--resume=auto") == 0
+    assert [measured(r) for r in records(tmp_path)] == train(run_file()).records
+
+
 def test_resume_of_a_finished_run_changes_nothing(job, tmp_path, capsys):
     assert job() == 0
     before = {p: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
