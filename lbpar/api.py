@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig, load_run_file, make_run
 from lbpar.data.dataset import Dataset
 from lbpar.errors import CheckpointError, ConfigError
@@ -352,7 +353,7 @@ def evaluate(
     ConfigError
         The run file names no test data.
     """
-    folder = Path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
+    folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
     trainer, _, own = _trainer(config, graph, plan, transport)
     if not trainer.resume(folder):
         raise CheckpointError(f"{folder}: holds no checkpoint; train first, or name another directory.")

@@ -9,6 +9,7 @@ from lbpar.calibrate.machine import measure_machine
 from lbpar.calibrate.samples import samples
 from lbpar.config.engine import EngineConfig
 from lbpar.config.machine_file import MachineFile, save_machine_file
+from lbpar.config.paths import path_option
 from lbpar.config.report import check
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
@@ -27,7 +28,7 @@ def parser() -> Parser:
         "`machine:` of a run file and --machine of lbpar plan. Start it as the training job will be started: as many ranks a node, "
         "bound alike, on two nodes or more if training will use more than one.",
     )
-    p.add_argument("--out", required=True, metavar="FILE", help="machine file to write (.yaml)")
+    p.add_argument("--out", type=path_option, required=True, metavar="FILE", help="machine file to write (.yaml)")
     p.add_argument("--name", default="calibrated", help="name of the machine (default: %(default)s)")
     p.add_argument("--engine", default="auto", help="engine to measure (default: %(default)s)")
     p.add_argument("--dtype", default="float32", help="type to measure (default: %(default)s)")

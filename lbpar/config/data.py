@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from lbpar.config.paths import FilePath
 from lbpar.config.section import Bytes, Count, Flag, Natural, Section, Text
 
 
@@ -23,10 +24,12 @@ class Augment(Section):
 class DataConfig(Section):
     """Where samples come from. HDF5 paths are relative to the current directory."""
 
-    train: Text = Field(
+    train: FilePath = Field(
         default="synthetic", description="HDF5 file, or `synthetic`. Its group `/train` is used if present."
     )
-    test: Text | None = Field(default=None, description="HDF5 file (may be the same; group `/test`), or `synthetic`.")
+    test: FilePath | None = Field(
+        default=None, description="HDF5 file (may be the same; group `/test`), or `synthetic`."
+    )
     x: Text = Field(default="x", description="Name of the dataset of samples inside the file.")
     y: Text = Field(default="y", description="Name of the dataset of targets inside the file.")
     samples: Count = Field(default=1024, description="Number of samples where `synthetic`.")

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from lbpar.config.paths import as_path
 from lbpar.config.report import check
 from lbpar.config.section import Bytes, Count, NonNegative, Number, Positive, Section, Text
 from lbpar.config.yaml_text import dump_yaml, read_yaml
@@ -119,7 +120,8 @@ def save_machine_file(machine: MachineFile, path: str | Path) -> None:
     ConfigError
         The file cannot be written.
     """
+    path = as_path(path)
     try:
-        Path(path).write_text(dump_yaml(machine.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        path.write_text(dump_yaml(machine.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"{path}: cannot write the machine file: {e.strerror}.") from None

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
 from lbpar.config.layers import JOINS, AnyLayer
+from lbpar.config.paths import FilePath
 from lbpar.config.report import nearest
 from lbpar.config.section import Count, Custom, Section, Shape, Text
 
@@ -78,7 +79,7 @@ class PythonModel(_WithOptions):
 class OnnxModel(Section):
     """A network in an ONNX file."""
 
-    onnx: Text = Field(description="Path of the file.")
+    onnx: FilePath = Field(description="Path of the file.")
     input: Shape | None = Field(
         default=None, description="Shape of one sample, channels last, where the file leaves it open."
     )

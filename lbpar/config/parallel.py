@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lbpar.config.layers import NormStats
+from lbpar.config.paths import expand
 from lbpar.config.report import nearest
 from lbpar.config.section import Bytes, Count, Custom, Section, is_int
 
@@ -19,8 +20,10 @@ def _strategy(value: Any) -> str:
     names = ", ".join(STRATEGIES)
     if not isinstance(value, str) or not value:
         raise ValueError(f"expected one of {names}, or the path of a plan file (.yaml, .json)")
-    if value in STRATEGIES or value.endswith((".yaml", ".yml", ".json")):
+    if value in STRATEGIES:
         return value
+    if value.endswith((".yaml", ".yml", ".json")):
+        return expand(value)
     raise ValueError(f"{nearest(value, STRATEGIES)}expected one of {names}, or the path of a plan file (.yaml, .json)")
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from lbpar.config.parallel import Loop, Ways
+from lbpar.config.paths import as_path
 from lbpar.config.report import check
 from lbpar.config.section import Count, Custom, Section
 from lbpar.config.yaml_text import dump_yaml, read_yaml
@@ -87,9 +88,10 @@ def save_plan_file(plan: PlanFile, path: str | Path) -> None:
     ConfigError
         The file cannot be written.
     """
+    path = as_path(path)
     data = plan.model_dump(mode="json", exclude_none=True)
-    text = json.dumps(data, indent=2) + "\n" if Path(path).suffix == ".json" else dump_yaml(data)
+    text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else dump_yaml(data)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"{path}: cannot write the plan: {e.strerror}.") from None

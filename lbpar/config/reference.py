@@ -33,7 +33,8 @@ _INTRO = """\
 
 A run file is YAML. Unknown fields and fields given twice are refused. `--set train.epochs=3` changes single fields on
 the command line; names that hold dots go in quotes, as in `--set 'parallel.layers."layer1.0.conv1".N=2'`. Fields
-without a default are required. Paths are relative to the current directory.
+without a default are required. Paths are relative to the current directory; `~`, `$NAME` and `${NAME}` are replaced as
+in a shell, and a variable that is not defined is refused.
 
 ```yaml
 model:    {name: resnet18, classes: 10}

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from lbpar.config.section import Count, Flag, Section, Text
+from lbpar.config.paths import FilePath
+from lbpar.config.section import Count, Flag, Section
 
 
 class Checkpoint(Section):
@@ -26,7 +27,7 @@ class Metrics(Section):
 class OutputConfig(Section):
     """What a run leaves behind."""
 
-    out: Text = Field(default="runs/default", description="Directory of the run.")
+    out: FilePath = Field(default="runs/default", description="Directory of the run.")
     checkpoint: Checkpoint | None = Field(default=Checkpoint(), description="When to save; `null` saves nothing.")
     trace: Flag = Field(default=False, description="Write what each rank did when, as a timeline.")
     progress: Literal["auto", "bar", "lines", "none"] = Field(

@@ -17,9 +17,10 @@ from lbpar.config.engine import EngineConfig
 from lbpar.config.model import AnyModel, PythonModel
 from lbpar.config.overrides import apply_overrides
 from lbpar.config.parallel import ParallelConfig
+from lbpar.config.paths import FilePath, as_path
 from lbpar.config.report import check
 from lbpar.config.run import OutputConfig
-from lbpar.config.section import Section, Text
+from lbpar.config.section import Section
 from lbpar.config.training import TrainConfig
 from lbpar.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from lbpar.errors import ConfigError
@@ -33,7 +34,7 @@ class RunConfig(Section):
     train: TrainConfig = Field(description="How to train.")
     parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes are arranged.")
     engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
-    machine: Text = Field(
+    machine: FilePath = Field(
         default="auto",
         description="`auto` (measured in two seconds), a machine by name (`lbpar plan --help` lists them), or a machine file.",
     )
@@ -57,8 +58,9 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = (), allow_code: b
     ConfigError
         One message that names the file, and per mistake the field, what was given and what is allowed.
     """
+    path = as_path(path)
     source = f"{path} with --set" if overrides else str(path)
-    return make_run(read_yaml(path, "run file"), overrides, source, Path(path).parent, allow_code)
+    return make_run(read_yaml(path, "run file"), overrides, source, path.parent, allow_code)
 
 
 def parse_run(text: str, overrides: Sequence[str] = (), source: str = "run", allow_code: bool = False) -> RunConfig:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from lbpar.config.paths import as_path
 from lbpar.config.report import shorten
 from lbpar.errors import ConfigError
 
@@ -87,8 +88,9 @@ def read_yaml(path: str | Path, what: str) -> Any:
     ConfigError
         Missing or unreadable file, or what `parse_yaml` refuses.
     """
+    path = as_path(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such {what}; give the path of an existing YAML file.") from None
     except (OSError, UnicodeDecodeError) as e:

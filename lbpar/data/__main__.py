@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import NoReturn
 
+from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
 
 
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
         choices=["digits", "digits64", "synthetic"],
         help="1,797 real handwritten digits of 8 x 8 pixels; the same enlarged to 64 x 64; random samples",
     )
-    make.add_argument("--out", required=True, type=Path, help="file to write, as data/digits.h5")
+    make.add_argument("--out", required=True, type=path_option, help="file to write, as data/digits.h5")
     make.add_argument("--size", type=int, help="digits: height and width, a multiple of 8")
     make.add_argument("--shape", type=int, nargs="+", default=[32, 32, 3], help="synthetic: [D] H W C of one sample")
     make.add_argument("--samples", type=int, default=256, help="synthetic: training samples")
@@ -41,10 +41,10 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "source",
         nargs="+",
-        type=Path,
+        type=path_option,
         help="directory of IDX files or of images per class; .npz file; or images and labels as two IDX or .npy files",
     )
-    convert.add_argument("--out", required=True, type=Path, help="file to write")
+    convert.add_argument("--out", required=True, type=path_option, help="file to write")
     convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
     convert.add_argument(
         "--channels",
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("--gzip", action="store_true", help="compress")
 
     info = commands.add_parser("info", help="describe a file", description="Describe a file and check its labels.")
-    info.add_argument("file", type=Path)
+    info.add_argument("file", type=path_option)
     info.add_argument("--x", default="x", help="name of the samples")
     info.add_argument("--y", default="y", help="name of the targets")
     return top

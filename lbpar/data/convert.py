@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lbpar.config.paths import as_path
 from lbpar.data.idx import read_idx
 from lbpar.data.writer import Split, channel_moments, write
 from lbpar.errors import DataError
@@ -62,7 +63,7 @@ def convert(
         A source is missing, truncated or of no known format; numbers of samples and labels differ; labels are
         negative; the file cannot be written.
     """
-    paths = [Path(s) for s in sources]
+    paths = [as_path(s) for s in sources]
     for p in paths:
         if not p.exists():
             raise DataError(f"{p}: no such file or directory.")

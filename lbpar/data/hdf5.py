@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lbpar.config.paths import as_path
 from lbpar.config.report import nearest
 from lbpar.data.box import check_box, pieces, to_runs
 from lbpar.data.normalise import Normalisation
@@ -70,7 +71,7 @@ class Hdf5Dataset:
         dtype: DTypeLike = np.float32,
         cache: int = 0,
     ) -> None:
-        self._path, self._dtype, self._room = Path(path), np.dtype(dtype), cache
+        self._path, self._dtype, self._room = as_path(path), np.dtype(dtype), cache
         self._file: Any = None
         self._pid = -1
         self._kept: dict[tuple[str, Box], Array] = {}

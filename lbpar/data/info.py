@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lbpar.config.paths import as_path
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.errors import DataError
 
@@ -18,7 +19,8 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
     DataError
         What `Hdf5Dataset` refuses.
     """
-    lines = [f"{path}: {Path(path).stat().st_size:,} bytes" if Path(path).is_file() else f"{path}"]
+    path = as_path(path)
+    lines = [f"{path}: {path.stat().st_size:,} bytes" if path.is_file() else f"{path}"]
     for split in _splits(path):
         data = Hdf5Dataset(path, split, x=x, y=y)
         data.check_labels()
@@ -36,7 +38,7 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
     return "\n".join(lines)
 
 
-def _splits(path: str | Path) -> list[str]:
+def _splits(path: Path) -> list[str]:
     import h5py
 
     try:

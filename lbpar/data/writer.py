@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbpar.config.paths import as_path
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
@@ -51,7 +52,7 @@ def new_file(path: str | Path) -> Iterator[Any]:
     """
     import h5py
 
-    path = Path(path)
+    path = as_path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if path.is_dir():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbpar.config.paths import as_path
 from lbpar.config.report import nearest
 from lbpar.errors import ConfigError, GraphError
 
@@ -86,7 +87,7 @@ def read_onnx(path: str | Path) -> OnnxFile:
     GraphError
         No such file, not an ONNX file, too old an opset, or not one input and one output.
     """
-    path = Path(path)
+    path = as_path(path)
     model = _load(path)
     graph = model.graph
     opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}

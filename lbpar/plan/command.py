@@ -16,6 +16,7 @@ from lbpar.config.engine import EngineConfig
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
+from lbpar.config.paths import path_option
 from lbpar.config.plan_file import PlanFile, save_plan_file
 from lbpar.config.report import check, nearest
 from lbpar.config.run_file import RunConfig
@@ -52,9 +53,13 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--batch", type=int, help="samples per step, over all processes")
     what.add_argument("--procs", type=int, help="number of processes")
     how = p.add_argument_group("how")
-    how.add_argument("--machine", help=f"auto, a machine file, or one of {', '.join(machine_names())} (default: auto)")
+    how.add_argument(
+        "--machine",
+        type=path_option,
+        help=f"auto, a machine file, or one of {', '.join(machine_names())} (default: auto)",
+    )
     how.add_argument("--memory", help="what one process may use, as in 16GB")
-    how.add_argument("--strategy", help=f"one of {', '.join(NAMES)}, or a plan file (default: auto)")
+    how.add_argument("--strategy", type=path_option, help=f"one of {', '.join(NAMES)}, or a plan file (default: auto)")
     how.add_argument("--dtype", choices=("float32", "float64", "bfloat16", "float16"), help="type of activations")
     how.add_argument("--optimizer", choices=sorted(SLOTS), help="for memory and the update's time")
     how.add_argument(
@@ -65,9 +70,9 @@ def parser() -> argparse.ArgumentParser:
     )
     how.add_argument("--grid", help="Pr x Pc for --cost gholami, as in 16x32")
     out = p.add_argument_group("output")
-    out.add_argument("--json", help="write everything to a JSON file (- for standard output)")
-    out.add_argument("--out", help="write the plan where lbpar.train can read it (plan.yaml)")
-    out.add_argument("--plot", help="draw the plan (PNG, SVG or PDF)")
+    out.add_argument("--json", type=path_option, help="write everything to a JSON file (- for standard output)")
+    out.add_argument("--out", type=path_option, help="write the plan where lbpar.train can read it (plan.yaml)")
+    out.add_argument("--plot", type=path_option, help="draw the plan (PNG, SVG or PDF)")
     out.add_argument("--quiet", action="store_true", help="leave out the table of layers")
     return p
 

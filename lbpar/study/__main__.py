@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
 
 
@@ -15,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     papers = commands.add_parser("papers", help="redraw the papers' figures and tables beside ours")
     papers.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where papers.json, index.html and figures go"
+        "--out", type=path_option, required=True, metavar="DIR", help="where papers.json, index.html and figures go"
     )
     return top
 
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line; exit code 0, 1 if a published value is missed, 2 for a wrong command line or directory."""
     args = parser().parse_args(argv)
     try:
-        return run_papers(args.out)
+        return run_papers(Path(args.out))
     except LbparError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

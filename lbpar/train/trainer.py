@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.data.arrays import ArrayDataset
 from lbpar.data.augment import AugmentedDataset
@@ -319,7 +320,7 @@ class Trainer:
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
         if self.early_stop is not None:
             meta["early_stop"] = self.early_stop.state_dict()
-        save(Path(directory), self.worker, self.optimizer, self.step, meta, keep)
+        save(as_path(directory), self.worker, self.optimizer, self.step, meta, keep)
 
     def resume(self, directory: str | Path) -> bool:
         """Go on from the newest checkpoint of a directory, whatever grid wrote it; False if there is none.
@@ -329,6 +330,7 @@ class Trainer:
         CheckpointError
             It is damaged, or of another network, optimizer or seed; on all ranks alike.
         """
+        directory = as_path(directory)
         path = self.transport.bcast(latest(directory) if self.transport.rank == 0 else None)
         if path is None:
             return False

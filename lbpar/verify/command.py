@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lbpar.config.arguments import add_run_file, given_run
+from lbpar.config.paths import path_option
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.train.json_text import dumps
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_run_file(p)
     p.add_argument("--procs", type=int, help="ranks to simulate (default: parallel.procs of the run file, or 4)")
-    p.add_argument("--plan", metavar="FILE", help="plan file, instead of the run file's strategy")
+    p.add_argument("--plan", type=path_option, metavar="FILE", help="plan file, instead of the run file's strategy")
     p.add_argument("--random-plans", type=int, default=0, metavar="N", help="also try N plans of random legal grids")
     p.add_argument("--seed", type=int, default=1, help="of the random plans, weights and samples")
     p.add_argument("--batch", type=int, help="samples (default: the run file's)")
@@ -35,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
         "--engine", choices=("numpy", "onednn", "auto"), default="numpy", help="kernels; the reference is numpy"
     )
     p.add_argument("--tolerance", type=float, default=TOLERANCE, help="largest relative difference that passes")
-    p.add_argument("--json", metavar="FILE", help='write {"worst", "tensors", "bytes", "plans", "merged_norms"}')
+    p.add_argument(
+        "--json", type=path_option, metavar="FILE", help='write {"worst", "tensors", "bytes", "plans", "merged_norms"}'
+    )
     return p
 
 
