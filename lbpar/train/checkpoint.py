@@ -1,16 +1,17 @@
 """Checkpoints: whole tensors in one HDF5 file, written and read block by block.
 
-    checkpoints/step-000123/tensors.h5    one dataset per tensor, in global shape, with a checksum per chunk
-    checkpoints/step-000123/meta.json     step, counters, sampler position, ...; also the size of tensors.h5
+    checkpoints/step-000123/tensors.h5    one dataset per tensor, in global shape, stored in one piece
+    checkpoints/step-000123/meta.json     step, counters, sampler position, ...
+    checkpoints/step-000123/SHA256SUMS    of both; `sha256sum -c SHA256SUMS` checks them as well
 
 The files know nothing of the grid that wrote them, so any other grid reads its own blocks. No process ever holds a
 whole tensor: the writer takes one block at a time, a reader its own hyperslabs. A checkpoint appears under its name
-only when complete (written beside it, flushed to disk, renamed); a file that was cut off or damaged afterwards is
-recognised when opened or read.
+only when complete (written beside it, flushed to disk, renamed), and every byte of it is checked before any is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -25,19 +26,18 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lbpar.errors import CheckpointError
+from lbpar.errors import CheckpointError, LbparError
+from lbpar.hdf5_file import flush_to_disk, writing
 from lbpar.layout.runs import Box, box_shape, box_size
 from lbpar.train.boxes import box_fits, slabs
 
 Block = tuple[str, Box, NDArray[Any]]
 
-FORMAT = 1
-CHUNK_BYTES = 1 << 20
-CACHE_BYTES = 16 << 20  # per open tensor; must hold the chunks that a block with many runs keeps coming back to
+FORMAT = 2
 
 _NAME = re.compile(r"step-(\d+)")
-_TENSORS, _META = "tensors.h5", "meta.json"
-# What HDF5 and the file system raise for damaged files, full disks and missing rights.
+_TENSORS, _META, _SUMS = "tensors.h5", "meta.json", "SHA256SUMS"
+# What HDF5, JSON and the file system raise for files that are missing, damaged or of another kind.
 _FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
@@ -96,18 +96,30 @@ def write_checkpoint(
     ------
     CheckpointError
         The directory cannot be written (full, no rights), or a block has a wrong name, box, shape or dtype, or blocks
-        are missing or doubled. Nothing new then lies at ``path``. Exceptions of ``blocks`` pass through likewise.
+        are missing or doubled. Nothing new then lies at ``path``. Our own exceptions in ``blocks`` pass through likewise.
     """
     path = Path(path)
     part = path.with_name(f".part-{path.name}")
     try:
-        _fresh_directory(part)
-        size = _write_tensors(part / _TENSORS, tensors, blocks, path)
-        _write_meta(part / _META, {"format": FORMAT, "tensors_bytes": size, "meta": dict(meta)}, path)
-        _publish(part, path)
-    except BaseException:
+        text = json.dumps({"format": FORMAT, "name": path.name, "meta": dict(meta)}, indent=1)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the metadata cannot be stored as JSON: {error}.") from error
+    try:
         shutil.rmtree(part, ignore_errors=True)
-        raise
+        part.mkdir(parents=True)
+        _write_tensors(part / _TENSORS, tensors, blocks, path)
+        _write(part / _META, text.encode())
+        _write(part / _SUMS, _sum(part / _TENSORS) + _sum(part / _META))
+        _publish(part, path)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if not isinstance(error, OSError | RuntimeError) or isinstance(error, LbparError):
+            raise
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise CheckpointError(
+            f"{path}: the checkpoint cannot be written: {reason}. Free space there, or choose another run.out; "
+            "older checkpoints are as they were."
+        ) from error
 
 
 class Checkpoint:
@@ -127,9 +139,12 @@ class Checkpoint:
         self.path = path
         self.meta = meta
         self._file = file
-        self.tensors: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            unquote(key): (tuple(item.shape), item.dtype) for key, item in file.items()
-        }
+        self.tensors: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for key, item in file.items():
+            # No folder, no link into another file, no virtual or external dataset: these have no checksum.
+            if not hasattr(item, "dtype") or item.file != file or (item.size and item.id.get_offset() is None):
+                raise ValueError(f"{key!r} is not a tensor stored in one piece in {_TENSORS}")
+            self.tensors[unquote(key)] = tuple(item.shape), item.dtype
 
     def read(self, name: str, box: Box) -> NDArray[Any]:
         """A block of a tensor: C-contiguous array of the box' shape (it may be empty), in the stored dtype.
@@ -154,11 +169,11 @@ class Checkpoint:
             )
         out = np.empty(box_shape(box), dtype)
         try:
-            dataset = self._file[_key(name)]  # opened once: the cache of chunks goes with it
-            for there, here in slabs(box, dataset.chunks):
+            dataset = self._file[_key(name)]
+            for there, here in slabs(box):
                 out[here] = dataset[there]
         except _FAILURES as error:
-            raise _damaged(self.path, f"tensor {name!r} cannot be read: {error}") from error
+            raise damaged(self.path, f"tensor {name!r} cannot be read: {error}") from error
         return out
 
     def close(self) -> None:
@@ -174,105 +189,95 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint for reading.
+def check_checkpoint(path: str | os.PathLike[str]) -> None:
+    """Read all of a checkpoint and compare it with its checksums. One process of a run does that for all.
 
     Raises
     ------
     CheckpointError
-        It is missing, cut off or damaged; the message names the next older checkpoint, if there is one.
+        It is missing, cut off or damaged; the message names the next older whole one, if there is one.
+    """
+    path = Path(path)
+    if fault := _fault(path):
+        raise damaged(path, fault)
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open for reading a checkpoint that `check_checkpoint` found whole.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be opened.
     """
     import h5py
 
     path = Path(path)
+    try:
+        content = json.loads((path / _META).read_bytes())
+        return Checkpoint(path, h5py.File(path / _TENSORS, "r", locking="best-effort"), dict(content["meta"]))
+    except _FAILURES as error:
+        raise damaged(path, f"it cannot be opened: {error}") from error
+
+
+def damaged(path: Path, fault: str) -> CheckpointError:
+    """The error for a checkpoint that cannot be used; reads the older ones, to name the next that can."""
+    match = _NAME.fullmatch(path.name)
+    older = [p for p in list_checkpoints(path.parent) if match and int(p.name[5:]) < int(match[1])]
+    whole = next((p for p in reversed(older) if _fault(p) is None), None)
+    remedy = (
+        f"The next older whole one is {whole}: delete {path} to resume from it."
+        if whole
+        else "There is no older whole one."
+    )
+    return CheckpointError(f"{path}: {fault}. {remedy}")
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None. All of them are read, and nothing is believed before its checksum."""
     if not path.is_dir():
-        raise _damaged(path, "there is no such checkpoint")
+        return "there is no such checkpoint"
     try:
-        meta = json.loads((path / _META).read_text(encoding="utf-8"))
-        expected, version, size = int(meta["tensors_bytes"]), meta["format"], (path / _TENSORS).stat().st_size
-        content = dict(meta["meta"])
+        if not (path / _SUMS).exists() and json.loads((path / _META).read_bytes())["format"] == 1:
+            return "it has format 1, which had no checksum of the whole; resume it with the lbpar that wrote it"
+        sums, stored = {name: _sum(path / name) for name in (_TENSORS, _META)}, (path / _SUMS).read_bytes()
+        if stored != b"".join(sums.values()):
+            changed = [name for name, line in sums.items() if line not in stored] or [_SUMS]
+            return f"damaged: {' and '.join(changed)} changed since it was written"
+        content = json.loads((path / _META).read_bytes())
+        if content["format"] != FORMAT:
+            return f"it has format {content['format']}, expected {FORMAT}; resume it with the lbpar that wrote it"
+        if content["name"] != path.name and _NAME.fullmatch(path.name):
+            return f"damaged: it was written as {content['name']}, and renamed"
     except _FAILURES as error:
-        raise _damaged(path, f"it is incomplete: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{path}: it has format {version}, expected {FORMAT}. Read it with the lbpar that wrote it."
-        )
-    if size != expected:
-        raise _damaged(path, f"{_TENSORS} has {size} bytes, expected {expected}")
-    try:
-        return Checkpoint(
-            path, h5py.File(path / _TENSORS, "r", locking="best-effort", rdcc_nbytes=CACHE_BYTES), content
-        )
-    except _FAILURES as error:
-        raise _damaged(path, f"{_TENSORS} cannot be opened: {error}") from error
+        return f"damaged: {error}"
+    return None
 
 
-def _fresh_directory(part: Path) -> None:
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritable(part.parent, error) from error
+def _sum(file: Path) -> bytes:
+    """A line as `sha256sum` writes it."""
+    with file.open("rb") as opened:
+        return f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.name}\n".encode()
 
 
 def _write_tensors(
     file: Path, tensors: Mapping[str, tuple[tuple[int, ...], DTypeLike]], blocks: Iterable[Block], path: Path
-) -> int:
-    """Write the HDF5 file and flush it to disk; its size in bytes."""
-    import h5py
-
-    missing = {name: prod(shape) for name, (shape, _) in tensors.items()}
-    stored: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    try:
-        handle = h5py.File(file, "w", locking="best-effort", rdcc_nbytes=CACHE_BYTES)
-    except _FAILURES as error:
-        raise _unwritable(path, error) from error
-    with _Closing(handle, path):
-        for name, (shape, dtype) in tensors.items():
-            stored[name] = (tuple(shape), np.dtype(dtype))
-            _create(handle, name, *stored[name], path)
+) -> None:
+    stored = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in tensors.items()}
+    missing = {name: prod(shape) for name, (shape, _) in stored.items()}
+    with writing(file) as handle:
+        for name, (shape, dtype) in stored.items():
+            handle.create_dataset(_key(name), shape, dtype)
         for name, box, array in blocks:
             _check_block(path, stored, name, box, array)
             missing[name] -= box_size(box)
-            _write_block(handle[_key(name)], box, array, path)
+            dataset = handle[_key(name)]
+            for there, here in slabs(box):
+                dataset[there] = array[here]
         for name, count in missing.items():
             if count:
                 problem = f"lack {count} elements of" if count > 0 else f"give {-count} elements twice of"
                 raise CheckpointError(f"{path}: the blocks {problem} tensor {name!r} of shape {stored[name][0]}.")
-    try:
-        _flush_to_disk(file)
-        return file.stat().st_size
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-class _Closing:
-    """Closes an HDF5 file: a full disk may only show then, and a failure to close must not hide an earlier error."""
-
-    def __init__(self, handle: Any, path: Path) -> None:
-        self._handle = handle
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._handle.close()
-        except _FAILURES as failure:
-            if error is None:
-                raise _unwritable(self._path, failure) from failure
-
-
-def _create(handle: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
-    # HDF5 can neither chunk nor check scalars and empty tensors; they hold one number or none.
-    options = {"chunks": _chunk_shape(shape, dtype.itemsize), "fletcher32": True} if prod(shape) and shape else {}
-    try:
-        handle.create_dataset(_key(name), shape, dtype, **options)
-    except _FAILURES as error:
-        raise _unwritable(path, error) from error
 
 
 def _key(name: str) -> str:
@@ -280,22 +285,9 @@ def _key(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F")
 
 
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Chunks of at most CHUNK_BYTES, whole in as many trailing dimensions as fit: blocks split mostly leading ones."""
-    room = max(1, CHUNK_BYTES // itemsize)
-    chunk = []
-    for extent in reversed(shape):
-        chunk.append(min(extent, room))
-        room = max(1, room // chunk[-1])
-    return tuple(reversed(chunk))
-
-
-def _write_block(dataset: Any, box: Box, array: NDArray[Any], path: Path) -> None:
-    try:
-        for there, here in slabs(box, dataset.chunks):
-            dataset[there] = array[here]
-    except _FAILURES as error:
-        raise _unwritable(path, error) from error
+def _write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    flush_to_disk(file)
 
 
 def _check_block(
@@ -313,53 +305,16 @@ def _check_block(
         )
 
 
-def _write_meta(file: Path, content: dict[str, Any], path: Path) -> None:
-    try:
-        text = json.dumps(content, indent=1)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the metadata cannot be stored as JSON: {error}.") from error
-    try:
-        file.write_text(text, encoding="utf-8")
-        _flush_to_disk(file)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
 def _publish(part: Path, path: Path) -> None:
     """Give a complete checkpoint its name."""
+    flush_to_disk(part)
     old = path.with_name(f".old-{path.name}")
-    try:
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        part.rename(path)
-        _flush_to_disk(path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from error
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _unwritable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: the checkpoint cannot be written: {error}. Free space there, or choose another run.out."
-    )
-
-
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    match = _NAME.fullmatch(path.name)
-    older = [p for p in list_checkpoints(path.parent) if match and int(p.name[5:]) < int(match[1])]
-    remedy = (
-        f"The next older one is {older[-1]}: delete {path} to resume from it." if older else "There is no older one."
-    )
-    return CheckpointError(f"{path}: {reason}. {remedy}")
+    if path.exists():
+        path.rename(old)
+    part.rename(path)
+    flush_to_disk(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ from lbpar.layout.layout import Layout
 from lbpar.layout.runs import box_shape, box_size
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.worker import Worker
-from lbpar.train.checkpoint import Block, checkpoint_path, open_checkpoint, prune, write_checkpoint
+from lbpar.train.checkpoint import (
+    Block,
+    check_checkpoint,
+    checkpoint_path,
+    damaged,
+    open_checkpoint,
+    prune,
+    write_checkpoint,
+)
 from lbpar.transport.base import Transport
+from lbpar.transport.together import check_alike, together
 
 Array = Any
 
@@ -28,49 +37,77 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
     transport = worker.transport
     blocks = _blocks(arrays, layouts, transport)
     content = {**meta, "step": step, "optimizer": optimizer.counters(), "optimizer_name": optimizer.name}
-    if transport.rank == 0:
-        tensors = {name: (layouts[name].shape, a.dtype) for name, a in arrays.items()}
-        write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
-        prune(directory, keep)
-    else:
-        for _ in blocks:
-            pass
-    transport.barrier()
+    with together(transport):
+        if transport.rank == 0:
+            tensors = {name: (layouts[name].shape, a.dtype) for name, a in arrays.items()}
+            try:
+                write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
+            except CheckpointError:
+                _drain(blocks)  # the others send them in any case
+                raise
+            prune(directory, keep)
+        else:
+            _drain(blocks)
 
 
-def load(path: Path, worker: Worker, optimizer: Optimizer) -> dict[str, Any]:
-    """Read a checkpoint into this rank's blocks, whatever grid wrote it; returns its metadata. Every rank reads its own.
+def _drain(blocks: Iterator[Block]) -> None:
+    for _ in blocks:
+        pass
+
+
+def load(
+    path: Path, worker: Worker, optimizer: Optimizer, check: Callable[[Mapping[str, Any]], object]
+) -> dict[str, Any]:
+    """Read a checkpoint into the ranks' blocks, whatever grid wrote it; returns its metadata. Collective over all ranks.
+
+    Rank 0 reads all of it first and compares checksums, about a second per gigabyte; then every rank reads its own blocks.
+    ``check`` may refuse the metadata.
 
     Raises
     ------
     CheckpointError
-        It is damaged, or of another network or optimizer.
+        It is damaged, or of another network, type or optimizer. Nothing has changed then.
+    ConfigError
+        Ranks see different files.
     """
     arrays, layouts = _everything(worker, optimizer)
-    with open_checkpoint(path) as saved:
+    transport = worker.transport
+    with together(transport):
+        if transport.rank == 0:
+            check_checkpoint(path)
+    meta: dict[str, Any] = {}
+    with together(transport), open_checkpoint(path) as saved:
         meta = saved.meta
-        _check_same(path, saved.tensors, layouts, meta["optimizer_name"], optimizer.name)
-        blocks = {name: saved.read(name, layouts[name].box(worker.transport.rank)) for name in arrays}
+        need(path, meta, ("step", "optimizer", "optimizer_name"))
+        check(meta)
+        if meta["optimizer_name"] != optimizer.name:
+            raise CheckpointError(
+                f"{path}: written with optimizer {meta['optimizer_name']}, but this run has {optimizer.name}; "
+                f"resume with {meta['optimizer_name']}."
+            )
+        here = {name: (layouts[name].shape, np.dtype(a.dtype)) for name, a in arrays.items()}
+        _check_same(path, saved.tensors, here)
+        blocks = {name: saved.read(name, layouts[name].box(transport.rank)) for name in arrays}
+    check_alike(transport, {f"{path}": meta})
     for name in worker.state:
         worker.state[name][...] = blocks.pop(name)
     optimizer.load_state_dict(blocks, meta["optimizer"])
     return meta
 
 
-def _check_same(
-    path: Path, saved: Mapping[str, tuple[Any, ...]], layouts: Mapping[str, Layout], theirs: str, ours: str
-) -> None:
-    if theirs != ours:
-        raise CheckpointError(
-            f"{path}: written with optimizer {theirs}, but this run has {ours}; resume with {theirs}."
-        )
-    for name in sorted({*saved, *layouts}):
-        there = saved[name][0] if name in saved else "absent"
-        here = layouts[name].shape if name in layouts else "absent"
-        if there != here:
+def need(path: Path, meta: Mapping[str, Any], fields: Iterable[str]) -> None:
+    """Refuse metadata that lack a field."""
+    if lacking := [field for field in fields if field not in meta]:
+        raise damaged(path, f"its meta.json lacks {', '.join(lacking)}")
+
+
+def _check_same(path: Path, saved: Mapping[str, tuple[Any, Any]], ours: Mapping[str, tuple[Any, Any]]) -> None:
+    for name in sorted({*saved, *ours}):
+        if saved.get(name) != ours.get(name):
+            there, here = ("{} {}".format(*t[name]) if name in t else "absent" for t in (saved, ours))
             raise CheckpointError(
                 f"{path}: {name} is {there} in the checkpoint, but {here} in this run; "
-                "resume with the network and optimizer that wrote it."
+                "resume with the network, optimizer and engine.dtype that wrote it."
             )
 
 

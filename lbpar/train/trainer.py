@@ -34,12 +34,11 @@ from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.train.checkpoint import latest
 from lbpar.train.early_stop import EarlyStop
 from lbpar.train.predict import predict
-from lbpar.train.saving import load, save
+from lbpar.train.saving import load, need, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
-from lbpar.transport.together import together
 
 Array = Any
 OnStep = Callable[[StepResult, float], None]
@@ -334,9 +333,7 @@ class Trainer:
         path = self.transport.bcast(latest(directory) if self.transport.rank == 0 else None)
         if path is None:
             return False
-        with together(self.transport):
-            meta = load(path, self.worker, self.optimizer)
-            self._check_fixed(path, meta)
+        meta = load(path, self.worker, self.optimizer, lambda meta: self._check_fixed(path, meta))
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
         self.batches = int(meta["batches"])
         if self.early_stop is not None and "early_stop" in meta:
@@ -350,6 +347,7 @@ class Trainer:
 
     def _check_fixed(self, path: Path, meta: Mapping[str, Any]) -> None:
         """The seed must be the checkpoint's; data and batch may change between epochs, but not within one."""
+        need(path, meta, ("epoch", "batches", "micro", *self._fixed()))
         for name, now in self._fixed().items():
             if meta[name] != now and (name == "seed" or meta["batches"]):
                 where = "data.train: number of samples" if name == "samples" else f"train.{name}"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lbpar.errors import CheckpointError
-from lbpar.train.checkpoint import list_checkpoints
+from lbpar.train import saving
+from lbpar.train.checkpoint import list_checkpoints, write_checkpoint
 from tests.util.training import PLANS, Ran, assert_same, run_file, train
 
 ALONE = (1, [])
@@ -95,7 +96,8 @@ def test_no_checkpoint_is_told(tmp_path):
         ("train.seed=4", "train.seed: got 4, but the checkpoint was written with 3"),
         ("train.optimizer={name: adam, lr: 0.1}", "written with optimizer sgd, but this run has adam; resume with sgd"),
         ("train.optimizer.momentum=0", "momentum is .* in the checkpoint, but absent in this run"),
-        ("model.layers.9.features=8", r"fc.bias is \(7,\) in the checkpoint, but \(8,\) in this run"),
+        ("model.layers.9.features=8", r"fc.bias is \(7,\) float64 in the checkpoint, but \(8,\) float64 in this run"),
+        ("engine.dtype=float32", r"is \(.*\) float64 in the checkpoint, but \(.*\) float32 in this run"),
         ("model.layers.0.name=first", "conv1.weight is .* in the checkpoint, but absent in this run"),
     ],
 )
@@ -151,6 +153,34 @@ def test_one_damaged_rank_is_an_error_of_all(tmp_path):
         train(run_file(["parallel.strategy=data"]), 2, job)
     finally:
         patch.undo()
+
+
+@pytest.mark.parametrize("field", ["step", "epoch", "micro", "optimizer", "seed", "accumulate"])
+def test_a_checkpoint_without_a_field_is_refused(field, tmp_path, monkeypatch):
+    def without(path, tensors, blocks, meta):
+        write_checkpoint(path, tensors, blocks, {k: v for k, v in meta.items() if k != field})
+
+    monkeypatch.setattr(saving, "write_checkpoint", without)
+    train(run_file(), 1, first_part(tmp_path, 1))
+    with pytest.raises(CheckpointError, match=f"step-000003: its meta.json lacks {field}. There is no older whole one"):
+        train(run_file(), 1, rest(tmp_path))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_all(tmp_path, monkeypatch):
+    """The ranks whose blocks rank 0 can no longer take do not wait for it."""
+
+    def full(path, tensors, blocks, meta):
+        next(blocks)
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(saving, "write_checkpoint", full)
+
+    def job(trainer):
+        with pytest.raises(CheckpointError, match="rank 0: the disk is full"):
+            trainer.save(tmp_path)
+        return [trainer.train_epoch()]
+
+    assert train(run_file(["parallel.strategy=filter"]), 3, job).records[0]["step"] == 3
 
 
 def test_nothing_is_rounded(tmp_path):
