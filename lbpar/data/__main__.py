@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
+
+_OVERWRITE = "replace what the file has of the same splits (default: refuse; other splits are kept)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     make.add_argument("--uint8", action="store_true", help="synthetic: store bytes")
     make.add_argument("--seed", type=int, default=0, help="synthetic: another seed makes other data")
     make.add_argument("--gzip", action="store_true", help="digits: compress")
+    make.add_argument("--overwrite", action="store_true", help=_OVERWRITE)
 
     convert = commands.add_parser("convert", help="convert other formats", description="Convert to HDF5.")
     convert.add_argument(
@@ -55,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("--classes", type=int, help="number of classes (default: largest label plus one)")
     convert.add_argument("--normalise", action="store_true", help="store mean and deviation per channel")
     convert.add_argument("--gzip", action="store_true", help="compress")
+    convert.add_argument("--overwrite", action="store_true", help=_OVERWRITE)
 
     info = commands.add_parser("info", help="describe a file", description="Describe a file and check its labels.")
     info.add_argument("file", type=path_option)
@@ -70,16 +74,22 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "info":
             from lbpar.data.info import describe
 
-            print(describe(args.file, args.x, args.y))
+            _say(describe(args.file, args.x, args.y), sys.stdout)
             return 0
         _write(args)
         from lbpar.data.info import describe
 
-        print(describe(args.out))
+        _say(describe(args.out), sys.stdout)
         return 0
     except LbparError as e:
-        print(f"lbpar: error: {e}", file=sys.stderr)
+        _say(f"lbpar: error: {e}", sys.stderr)
         return 2
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Print what the stream's encoding cannot hold, names of files and classes above all, in escapes."""
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def _write(args: argparse.Namespace) -> None:
@@ -94,6 +104,7 @@ def _write(args: argparse.Namespace) -> None:
             classes=args.classes,
             gzip=args.gzip,
             normalise=args.normalise,
+            overwrite=args.overwrite,
         )
         return
     from lbpar.data.make import make_digits, make_synthetic
@@ -108,9 +119,10 @@ def _write(args: argparse.Namespace) -> None:
             args.per_voxel,
             args.uint8,
             args.seed,
+            args.overwrite,
         )
     else:
-        make_digits(args.out, args.size or (64 if args.kind == "digits64" else 8), args.gzip)
+        make_digits(args.out, args.size or (64 if args.kind == "digits64" else 8), args.gzip, args.overwrite)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import numpy as np
 
 from lbpar.config.paths import as_path
 from lbpar.data.idx import read_idx
-from lbpar.data.writer import Split, channel_moments, write
+from lbpar.data.moments import channel_moments
+from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 
 Channels = Literal["auto", "last", "first", "none"]
@@ -30,6 +31,7 @@ def convert(
     classes: int | None = None,
     gzip: bool = False,
     normalise: bool = False,
+    overwrite: bool = False,
 ) -> list[Split]:
     """Convert one dataset to an HDF5 file.
 
@@ -40,7 +42,7 @@ def convert(
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
         directory of images per class, or with ``train`` and ``test`` that hold such directories (needs Pillow).
     out : str or Path
-        The file to write.
+        The file to write; splits of other names that it has already are kept.
     split : str
         Group for formats without splits of their own; empty: the root, which serves as any split.
     channels : {"auto", "last", "first", "none"}
@@ -51,6 +53,8 @@ def convert(
         Compress.
     normalise : bool
         Store mean and standard deviation per channel of the first split, so that reading normalises.
+    overwrite : bool
+        Replace splits that the file has.
 
     Returns
     -------
@@ -75,9 +79,10 @@ def convert(
         raise DataError(f"{paths[0]}: got the label {max(tops)}, expected 0 to {classes - 1} ({classes} classes).")
     if normalise:
         first = splits[0].x
-        mean, std = channel_moments(first, 1 / 255 if first.dtype == np.uint8 else 1.0)
+        scale = 1 / 255 if first.dtype == np.uint8 else 1.0
+        mean, std = channel_moments(first, scale, f"convert: split '{splits[0].name or '/'}'")
         splits = [Split(s.name, s.x, s.y, {"mean": mean, "std": std}) for s in splits]
-    write(out, splits, classes=classes if tops else None, gzip=gzip)
+    write(out, splits, classes=classes if tops else None, gzip=gzip, overwrite=overwrite)
     return splits
 
 

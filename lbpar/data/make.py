@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lbpar.data.synthetic import SyntheticDataset
-from lbpar.data.writer import Split, new_file, write
+from lbpar.data.writer import Rows, Split, write
 from lbpar.errors import DataError
-from lbpar.layout.runs import whole
 
 
-def make_digits(path: str | Path, size: int = 8, gzip: bool = False) -> None:
+def make_digits(path: str | Path, size: int = 8, gzip: bool = False, overwrite: bool = False) -> None:
     """Write the 1,797 handwritten digits of 8 × 8 pixels that scikit-learn ships, as float32 from 0 to 1.
 
     Every third sample (indices 2, 5, 8, ...; 599 of them) is in ``/test``, the other 1,198 in ``/train``.
@@ -26,6 +27,8 @@ def make_digits(path: str | Path, size: int = 8, gzip: bool = False) -> None:
         Height and width; a multiple of 8, each pixel repeated.
     gzip : bool
         Compress.
+    overwrite : bool
+        Replace splits that the file has.
 
     Raises
     ------
@@ -49,7 +52,8 @@ def make_digits(path: str | Path, size: int = 8, gzip: bool = False) -> None:
     x = x.repeat(size // 8, axis=1).repeat(size // 8, axis=2)
     y = labels.astype(np.int64)
     test = np.arange(len(y)) % 3 == 2
-    write(path, [Split("train", x[~test], y[~test]), Split("test", x[test], y[test])], classes=10, gzip=gzip)
+    splits = [Split("train", x[~test], y[~test]), Split("test", x[test], y[test])]
+    write(path, splits, classes=10, gzip=gzip, overwrite=overwrite)
 
 
 def make_synthetic(
@@ -61,6 +65,7 @@ def make_synthetic(
     per_voxel: bool = False,
     uint8: bool = False,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> None:
     """Write random samples with random labels.
 
@@ -80,6 +85,8 @@ def make_synthetic(
         Store bytes from 0 to 255 instead of float32 with mean 0 and variance 1.
     seed : int
         Another seed makes other data.
+    overwrite : bool
+        Replace splits that the file has.
 
     Raises
     ------
@@ -93,17 +100,16 @@ def make_synthetic(
             "expected sizes of at least 1 and a shape of 1 to 4 numbers."
         )
     target = shape[:-1] if per_voxel else ()
-    with new_file(path) as file:
-        for split, n, salt in (("train", samples, 0), ("test", test_samples, 1)):
-            if not n:
-                continue
+    splits = []
+    for name, n, salt in (("train", samples, 0), ("test", test_samples, 1)):
+        if n:
             source = SyntheticDataset(n, shape, target, classes, seed=2 * seed + salt, distinct=n)
-            group = file.create_group(split)
-            x = group.create_dataset("x", (n, *shape), np.uint8 if uint8 else np.float32)
-            y = group.create_dataset("y", (n, *target), np.int64)
-            y.attrs["classes"] = classes
-            for i in range(n):
-                one = source.read(np.array([i]), whole(shape))[0]
-                # Values lie within ±√3.
-                x[i] = np.clip(np.floor((one / np.sqrt(12) + 0.5) * 256), 0, 255).astype(np.uint8) if uint8 else one
-                y[i] = source.read_targets(np.array([i]))[0]
+            read = (lambda i, s=source: _to_bytes(s.read(i))) if uint8 else source.read
+            x = Rows((n, *shape), np.uint8 if uint8 else np.float32, read)
+            splits.append(Split(name, x, Rows((n, *target), np.int64, source.read_targets)))
+    write(path, splits, classes=classes, overwrite=overwrite)
+
+
+def _to_bytes(noise: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values within ±√3 as 0 to 255."""
+    return np.clip(np.floor((noise / np.sqrt(12) + 0.5) * 256), 0, 255).astype(np.uint8)

@@ -1,28 +1,47 @@
-"""Write HDF5 datasets: all of a file or nothing."""
+"""Write HDF5 datasets."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from lbpar.config.paths import as_path
+from lbpar.data.new_file import NewFile, check_room, destination
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
 _PIECE = 1 << 24  # bytes written at a time
 
 
+class Rows:
+    """Samples that are made or read a few at a time.
+
+    Parameters
+    ----------
+    shape : tuple of int, (samples, ...)
+    dtype : dtype
+    read : callable
+        Takes increasing indices, returns those samples.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, read: Callable[[NDArray[np.int64]], Array]) -> None:
+        self.shape, self.ndim, self.dtype, self._read = shape, len(shape), np.dtype(dtype), read
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        return self._read(np.arange(*rows.indices(len(self))))
+
+
 @dataclass(frozen=True)
 class Split:
-    """What to store for one split: arrays, or anything with a shape, a dtype and slices (a memory map).
+    """What to store for one split: arrays, `Rows`, or anything with a shape, a dtype and slices (a memory map).
 
     Parameters
     ----------
@@ -41,69 +60,50 @@ class Split:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-@contextmanager
-def new_file(path: str | Path) -> Iterator[Any]:
-    """Open a new HDF5 file that takes its name only when the block ends well.
-
-    Raises
-    ------
-    DataError
-        The directory or file cannot be written.
-    """
-    import h5py
-
-    path = as_path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if path.is_dir():
-            raise DataError(f"{path}: it is a directory, expected the name of a file to write.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(part, "w") as file:
-            yield file
-        os.replace(part, path)
-    except OSError as e:
-        raise DataError(f"{path}: cannot write: {e.strerror or e}.") from None
-    finally:
-        with suppress(OSError):  # it may never have been made
-            part.unlink()
-
-
-def write(path: str | Path, splits: list[Split], classes: int | None = None, gzip: bool = False) -> None:
-    """Write a file that `lbpar.data.hdf5.Hdf5Dataset` reads.
+def write(
+    path: str | Path, splits: list[Split], classes: int | None = None, gzip: bool = False, overwrite: bool = False
+) -> None:
+    """Write a file that `lbpar.data.hdf5.Hdf5Dataset` reads, or add splits to one.
 
     Parameters
     ----------
     path : str or Path
-        The file; an existing one is replaced once the new one is complete.
+        The file; other splits in it are kept.
     splits : list of Split
         At most one per name.
     classes : int, optional
         Number of classes.
     gzip : bool
         Compress, in chunks of one sample or less. Plain storage reads random samples faster.
+    overwrite : bool
+        Replace splits of the same names.
 
     Raises
     ------
     DataError
-        The file cannot be written, or samples and targets differ in number.
+        The file cannot be written, something would be lost, or samples and targets differ in number.
     """
     for s in splits:
         if len(s.x) != len(s.y):
             raise DataError(
                 f"{path}: split '{s.name}' has {len(s.x)} samples and {len(s.y)} targets, expected as many."
             )
-    with new_file(path) as file:
+    path, kept = destination(path, [s.name for s in splits], overwrite)
+    if not gzip:
+        check_room(path, sum(prod(a.shape) * a.dtype.itemsize for s in splits for a in (s.x, s.y)))
+    with NewFile(path) as new:
+        new.keep(kept)
         for s in splits:
-            group = file.create_group(s.name) if s.name else file
-            x = _fill(group, "x", s.x, gzip)
+            group = new.hdf5.create_group(s.name) if s.name else new.hdf5
+            x = _fill(new, group, "x", s.x, gzip)
             for name, value in s.attributes.items():
                 x.attrs[name] = value
-            y = _fill(group, "y", s.y, gzip and len(s.y.shape) > 1)
+            y = _fill(new, group, "y", s.y, gzip and len(s.y.shape) > 1)
             if classes is not None:
                 y.attrs["classes"] = classes
 
 
-def _fill(group: Any, name: str, source: Any, gzip: bool) -> Any:
+def _fill(new: NewFile, group: Any, name: str, source: Any, gzip: bool) -> Any:
     options: dict[str, Any] = {}
     if gzip and 0 not in source.shape:
         options = {"compression": "gzip", "chunks": _chunk(source.shape, source.dtype.itemsize), "shuffle": True}
@@ -112,6 +112,7 @@ def _fill(group: Any, name: str, source: Any, gzip: bool) -> Any:
     step = max(1, _PIECE // row)
     for at in range(0, len(source), step):
         out[at : at + step] = source[at : at + step]
+        new.check()
     return out
 
 
@@ -122,21 +123,3 @@ def _chunk(shape: tuple[int, ...], itemsize: int, most: int = 1 << 20) -> tuple[
         while prod(chunk) * itemsize > most and chunk[d] > 1:
             chunk[d] = -(-chunk[d] // 2)
     return tuple(chunk)
-
-
-def channel_moments(x: Any, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation per channel of ``scale * x``, over samples and space, in float64.
-
-    Constant channels get the deviation 1, so that dividing by it is harmless.
-    """
-    axes = tuple(range(len(x.shape) - 1))
-    count, total, squares = 0, np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
-    step = max(1, _PIECE // max(1, prod(x.shape[1:]) * 8))
-    for at in range(0, len(x), step):
-        part = x[at : at + step].astype(np.float64) * scale
-        count += part.size // part.shape[-1]
-        total += part.sum(axis=axes)
-        squares += (part * part).sum(axis=axes)
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return mean, np.where(std > 1e-12, std, 1.0)

@@ -13,7 +13,8 @@ import pytest
 from lbpar.config.data import DataConfig
 from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.writer import Split, new_file, write
+from lbpar.data.new_file import NewFile
+from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, box_shape, indices
 
@@ -181,9 +182,9 @@ def test_fits_the_network(path: Path) -> None:
 
 
 def raw_file(path: Path, **arrays: Any) -> Path:
-    with new_file(path) as f:
+    with NewFile(path) as new:
         for name, a in arrays.items():
-            f[name] = a
+            new.hdf5[name] = a
     return path
 
 
@@ -231,7 +232,7 @@ def test_wrong_attributes(tmp_path) -> None:
         ({"std": 0.0}, "attribute 'std' is"),
         ({"scale": "big"}, "attribute 'scale' is 'big', expected numbers"),
     ]:
-        write(tmp_path / "a.h5", [Split("train", X, Y, attributes)])
+        write(tmp_path / "a.h5", [Split("train", X, Y, attributes)], overwrite=True)
         with pytest.raises(DataError, match=words):
             Hdf5Dataset(tmp_path / "a.h5")
 

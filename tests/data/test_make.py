@@ -36,7 +36,7 @@ def test_digits(tmp_path, capsys) -> None:
         x, y = all_of(path, split)
         np.testing.assert_array_equal(x, images[pick].reshape(-1, 8, 8, 1) / 16)
         np.testing.assert_array_equal(y, labels[pick])
-    assert main(["make", "digits64", "--gzip", "--out", str(path)]) == 0
+    assert main(["make", "digits64", "--gzip", "--overwrite", "--out", str(path)]) == 0
     x, _ = all_of(path, "test")
     assert x.shape == (599, 64, 64, 1)
     np.testing.assert_array_equal(x[:, 4::8, 4::8, 0], images[pick].reshape(-1, 8, 8) / 16)
@@ -65,7 +65,7 @@ def test_synthetic(tmp_path) -> None:
     np.testing.assert_array_equal(x, expected.read(np.arange(9)))
     np.testing.assert_array_equal(y, expected.read_targets(np.arange(9)))
     assert len(all_of(path, "test")[0]) == 3
-    assert main([*common, "--uint8", "--out", str(path)]) == 0
+    assert main([*common, "--uint8", "--overwrite", "--out", str(path)]) == 0
     x, _ = all_of(path, "train")
     assert abs(x.mean() - 0.5) < 0.02
 
@@ -85,7 +85,7 @@ def test_idx_directory(tmp_path, capsys) -> None:
     x, y = all_of(out, "train")
     np.testing.assert_allclose(x, IMAGES[..., None] / 255, rtol=1e-15)
     np.testing.assert_array_equal(y, LABELS)
-    assert main(["convert", str(tmp_path), "--normalise", "--gzip", "--out", str(out)]) == 0
+    assert main(["convert", str(tmp_path), "--normalise", "--gzip", "--overwrite", "--out", str(out)]) == 0
     x, _ = all_of(out, "train")
     assert abs(x.mean()) < 1e-12
     assert abs(x.std() - 1) < 1e-12
@@ -104,14 +104,14 @@ def test_pairs_and_npz(tmp_path) -> None:
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", LABELS[:, None])
     pair = [str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
-    assert main(["convert", *pair, "--channels", "first", "--out", str(out)]) == 0
+    assert main(["convert", *pair, "--channels", "first", "--overwrite", "--out", str(out)]) == 0
     np.testing.assert_array_equal(all_of(out, "train")[0], np.moveaxis(x, 1, -1))
 
     np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:1], y_test=LABELS[:1])
-    assert main(["convert", str(tmp_path / "a.npz"), "--out", str(out)]) == 0
+    assert main(["convert", str(tmp_path / "a.npz"), "--overwrite", "--out", str(out)]) == 0
     assert all_of(out, "test")[0].shape == (1, 5, 4, 1)
     np.savez(tmp_path / "b.npz", X=x, Y=x[:, 0])
-    assert main(["convert", str(tmp_path / "b.npz"), "--out", str(out)]) == 0
+    assert main(["convert", str(tmp_path / "b.npz"), "--overwrite", "--out", str(out)]) == 0
     np.testing.assert_array_equal(all_of(out, "train")[1], x[:, 0])
 
 
