@@ -13,6 +13,7 @@ collective say so. `docs/api.md` has an example of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -257,7 +258,8 @@ class Trained:
         return weights(self.trainer.worker)
 
     def close(self) -> None:
-        """Free the communicators that were made for it. Collective."""
+        """Close the data files and free the communicators that were made for it. Collective."""
+        self.trainer.close()
         if self._close:
             self.trainer.transport.close()
             self._close = False
@@ -268,8 +270,10 @@ class Trained:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:  # else the others may not come, and closing would wait for them
-            self.close()
+        self._close &= (
+            error is None or self.trainer.transport.size == 1
+        )  # the others may not come to free communicators
+        self.close()
 
 
 def train(
@@ -312,13 +316,17 @@ def train(
     if resume and not write:
         raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
     trainer, resumed, own = _trainer(config, graph, plan, transport, write, resume)
-    if write:
-        return Trained(trainer, command.run(trainer, resumed, started, on_epoch), own)
     trained = Trained(trainer, _close=own)
-    for record in trainer.train():
-        trained.records.append(record)
-        if on_epoch is not None:
-            on_epoch(record)
+    with ExitStack() as on_error:
+        on_error.push(trained)
+        if write:
+            trained.records = command.run(trainer, resumed, started, on_epoch)
+        else:
+            for record in trainer.train():
+                trained.records.append(record)
+                if on_epoch is not None:
+                    on_epoch(record)
+        on_error.pop_all()
     return trained
 
 
@@ -355,12 +363,10 @@ def evaluate(
     """
     folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
     trainer, _, own = _trainer(config, graph, plan, transport)
-    if not trainer.resume(folder):
-        raise CheckpointError(f"{folder}: holds no checkpoint; train first, or name another directory.")
-    result = trainer.evaluate()
-    if own:
-        trainer.transport.close()
-    return result
+    with Trained(trainer, _close=own) as trained:
+        if not trainer.resume(folder):
+            raise CheckpointError(f"{folder}: holds no checkpoint; train first, or name another directory.")
+        return trained.evaluate()
 
 
 def _network(config: RunConfig, graph: Graph | None) -> Graph:

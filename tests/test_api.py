@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,39 @@ def test_test_data_are_normalised_like_training_data(
     with api.train(_coloured_run(tmp_path)) as trained:
         assert trained.records[-1]["test_accuracy"] == (trained.predict(x).argmax(1) == y).mean() == 1.0
     assert ["mean and std differ" in r.message for r in caplog.records] == [True] * bool(theirs)
+
+
+def _open_below(folder: Path) -> list[str]:
+    links = [os.path.join("/proc/self/fd", n) for n in os.listdir("/proc/self/fd")]
+    return [os.readlink(f) for f in links if os.path.lexists(f) and os.readlink(f).startswith(f"{folder}/")]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux' list of open files")
+@pytest.mark.parametrize("write_run", [False, True])
+def test_no_file_stays_open(tmp_path: Path, write_run: bool) -> None:
+    for name in ("own.h5", "test.h5"):
+        _coloured(tmp_path, name, {})
+    shown = ["run.progress=none", "run.metrics={csv: true, tensorboard: true}", "run.trace=true", "data.cache=0"]
+    run = _coloured_run(tmp_path, *shown, "train.epochs=2", f"run.out={tmp_path / 'run'}")
+    with api.train(run, write=write_run) as trained:
+        trained.evaluate()
+        assert _open_below(tmp_path)
+    assert not _open_below(tmp_path)
+
+    def fail(record: dict[str, Any]) -> None:
+        assert _open_below(tmp_path)
+        raise KeyError("of the caller")
+
+    again = run.model_copy(update={"run": run.run.model_copy(update={"out": str(tmp_path / "again")})})
+    with pytest.raises(KeyError, match="of the caller"):
+        api.train(again, write=write_run, on_epoch=fail)
+    assert not _open_below(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        api.evaluate(again, tmp_path / "none")
+    with pytest.raises(DataError):
+        api.train(_coloured_run(tmp_path, "data.test=nowhere.h5"))
+    assert not _open_below(tmp_path)
+    _coloured(tmp_path, "own.h5", {}, seed=7)  # she may write it anew
 
 
 def test_plan_of_another_job_is_refused() -> None:

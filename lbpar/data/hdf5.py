@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,9 @@ class Hdf5Dataset:
         self._kept: dict[tuple[str, Box], Array] = {}
         self.classes: int | None = None
         self.normalisation = Normalisation()
-        try:
-            with self._errors():
-                self._open()
-                self._read_header(split, x, y, classes)
-        finally:
-            self.close()
+        with closing(self), self._errors():
+            self._open()
+            self._read_header(split, x, y, classes)
 
     def __len__(self) -> int:
         return self._length
@@ -128,7 +125,7 @@ class Hdf5Dataset:
         if not self._labels:
             return
         top, rows = -1, max(1, _SCAN // max(1, prod(self.target_shape)))
-        with self._errors():
+        with closing(self), self._errors():
             y = self._open()[self._y]
             for at in range(0, len(self), rows):
                 part = y[at : at + rows]

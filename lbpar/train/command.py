@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = build_plan(config, graph, transport.size, transport=transport)
     transport = connect_to(plan.grid, transport)
     trainer, resumed = start(config, graph, plan, transport, args.resume)
-    run(trainer, resumed, started)
+    with closing(trainer):
+        run(trainer, resumed, started)
     transport.close()
     return 0
 
@@ -87,7 +88,7 @@ def start(
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)
-            make_directory(out)
+            make_directory(config.run)
     return trainer, goes_on and trainer.resume(out / "checkpoints")
 
 
@@ -119,7 +120,9 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
     state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
     begin = perf_counter()
     records: list[dict[str, Any]] = []
-    with _writer(trainer, out, resumed) if root else nullcontext() as writer:
+    with together(trainer.transport):
+        writer = _writer(trainer, out, resumed) if root else None
+    with writer or nullcontext():
         if root:
             announce(trainer, resumed, state, begin - started)
         while not trainer.done:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from errno import EACCES, EISDIR, ENOTDIR
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from lbpar.config.run import Metrics
+from lbpar.config.run import Metrics, OutputConfig
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.train.checkpoint import latest
 
@@ -44,7 +45,7 @@ def check_directory(out: Path, resume: Resume) -> bool:
 def _has_records(metrics: Path) -> bool:
     """A run that failed before its first record has left nothing worth keeping."""
     try:
-        return metrics.stat().st_size > 0
+        return metrics.is_file() and metrics.stat().st_size > 0
     except OSError:
         return False
 
@@ -63,20 +64,39 @@ def check_metrics(metrics: Metrics) -> None:
         )
 
 
-def make_directory(out: Path) -> None:
-    """Make the run directory and try to write there.
+def make_directory(config: OutputConfig) -> None:
+    """Make the run directory and try all that a run will write there, so that nothing fails after hours.
 
     Raises
     ------
     CheckpointError
-        It cannot be made or written.
+        It cannot be made or written, or something lies where a file or folder of the run should be.
     """
+    out = Path(config.out)
+    optional = {"metrics.csv": config.metrics.csv, "trace.json": config.trace}
+    names = ["metrics.jsonl", "run.yaml", "plan.yaml", "report.json", *(name for name, on in optional.items() if on)]
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / f".writable-{os.getpid()}"
-        probe.write_text("probe", encoding="utf-8")
-        probe.unlink()
+        _try_folder(out)
+        if config.checkpoint is not None:
+            _try_folder(out / "checkpoints")
+        for path in (out / name for name in names):
+            if os.path.lexists(path) and not path.is_file():
+                raise OSError(EISDIR, "it is not a file", str(path))
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(EACCES, os.strerror(EACCES), str(path))
     except OSError as error:
         raise CheckpointError(
-            f"run.out: {out} cannot be written: {error.strerror or error}; choose another directory (--set run.out=...)."
+            f"run.out: {error.filename or out} cannot be written: {error.strerror or error}; move it away, or choose another "
+            "directory (--set run.out=...)."
         ) from error
+
+
+def _try_folder(folder: Path) -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(ENOTDIR, "it is not a directory", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".writable-{os.getpid()}"
+    try:
+        probe.write_text("probe", encoding="utf-8")
+    finally:
+        probe.unlink(missing_ok=True)

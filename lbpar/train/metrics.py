@@ -60,11 +60,16 @@ class MetricsWriter:
             _tensorboard()  # a missing package must show before a file is touched
         kept = [] if resume_step is None else read_metrics(lines, resume_step)
         write_text(lines, "".join(dumps(record) + "\n" for record in kept))
-        self._sinks: list[_Sink] = [_Lines(lines)]
-        if csv:
-            self._sinks.append(_Table(out / "metrics.csv", kept))
-        if tensorboard:
-            self._sinks.append(_Events(out, resume_step))
+        self._sinks: list[_Sink] = []
+        try:
+            self._sinks.append(_Lines(lines))
+            if csv:
+                self._sinks.append(_Table(out / "metrics.csv", kept))
+            if tensorboard:
+                self._sinks.append(_Events(out, resume_step))
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a record to every file and flush, so that a run that dies keeps it."""

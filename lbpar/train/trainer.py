@@ -274,6 +274,12 @@ class Trainer:
             return self.dataset
         return AugmentedDataset(self.dataset, augment, self.config.train.seed, self.epoch)
 
+    def close(self) -> None:
+        """Close the data files, so that others may write them; what is asked for later opens them again. Local."""
+        for dataset in (self.dataset, self.test):
+            if dataset is not None:
+                dataset.close()
+
     # Evaluation.
 
     def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:

@@ -11,6 +11,7 @@ import pytest
 
 from lbpar.errors import LbparError
 from lbpar.train.command import main
+from lbpar.train.trainer import Trainer
 from tests.util.training import SMALL, measured, run_file, train
 
 h5py = pytest.importorskip("h5py")
@@ -174,6 +175,36 @@ def test_a_directory_that_cannot_be_written(job, tmp_path, out):
     with pytest.raises(LbparError, match=f"run.out: {out} cannot be written.*choose another directory"):
         job(f"run.out={out}")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("checkpoints", False),
+        ("metrics.jsonl", True),
+        ("metrics.csv", True),
+        ("plan.yaml", True),
+        ("run.yaml", True),
+        ("report.json", True),
+        ("trace.json", True),
+    ],
+)
+def test_whatever_a_run_writes_is_tried_before_it_starts(job, tmp_path, monkeypatch, name, folder):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).mkdir() if folder else (tmp_path / "out" / name).write_text("mine")
+    monkeypatch.setattr(Trainer, "train_epoch", None)
+    with pytest.raises(
+        LbparError, match=f"run.out: out/{name} cannot be written: it is not a .*choose another directory"
+    ):
+        job("run.trace=true", "run.metrics.csv=true")
+    assert [p.name for p in (tmp_path / "out").iterdir() if not p.name.startswith("checkpoints")] == [name] * folder
+
+
+def test_what_a_run_does_not_write_may_lie_there(job, tmp_path):
+    (tmp_path / "out" / "metrics.csv").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoints").write_text("mine")
+    assert job("train.epochs=1", "run.checkpoint=null") == 0
+    assert (tmp_path / "out" / "checkpoints").read_text() == "mine"
 
 
 def test_an_early_stop_is_said(job, capsys):
