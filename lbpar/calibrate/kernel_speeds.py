@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -74,10 +75,10 @@ def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, in
     return ComputeConfig(
         peak={dtype: max(r.rate for r in rates)},
         efficiency=1.0,
-        memory_bandwidth=copy_speed(repeats),
+        memory_bandwidth=copy_speed(engine, repeats),
         overhead=overhead,
         table=tuple(rates),
-        speeds={name: size / spent[name] for name, size in moved.items()} | {"update": update_speed(repeats)},
+        speeds={name: size / spent[name] for name, size in moved.items()} | {"update": update_speed(engine, repeats)},
         source=f"measured just now: kernels of engine {engine.name}",
     )
 
@@ -88,42 +89,42 @@ def run_samples(engine: Engine, graph: Graph, batch: int, repeats: int) -> list[
     executor = Executor(program, engine, SingleTransport(), _state(program, graph, engine))
     feeds = _feeds(program, engine)
     best = [float("inf")] * len(program.steps)
-    began = perf_counter()
+    began, mark = perf_counter(), engine.mark
     for run in range(1 + repeats):
         if run > 1 and perf_counter() - began > ENOUGH:
             break
         executor.begin(feeds)
+        marks = [mark()]
         for i in range(len(program.steps)):
-            start = perf_counter()
             executor.execute(i)
-            spent = perf_counter() - start
-            if run:
-                best[i] = min(best[i], spent)
+            marks.append(mark())
+        if run:
+            best = [min(b, engine.elapsed(*pair)) for b, pair in zip(best, pairwise(marks), strict=True)]
     return [Sample(s.kernel, best[i]) for i, s in enumerate(program.steps) if isinstance(s, Compute)]
 
 
-def copy_speed(repeats: int) -> float:
+def copy_speed(engine: Engine, repeats: int) -> float:
     """Bytes per second, read and written, of a copy that no cache holds."""
-    block = np.ones(STREAM, np.float32)
-    target = np.empty_like(block)
-    return 2.0 * block.nbytes / _least(lambda: np.copyto(target, block), repeats)
+    block, target = (engine.zeros((STREAM,), np.float32) for _ in range(2))
+    return 2.0 * block.nbytes / _least(engine, lambda: engine.copy(block, out=target), repeats)
 
 
-def update_speed(repeats: int) -> float:
+def update_speed(engine: Engine, repeats: int) -> float:
     """Bytes per second, read and written, of SGD's step with momentum: three arrays read, two written."""
-    params, grads = ({"w": np.full(STREAM, 1e-3, np.float32)} for _ in range(2))
+    params, grads = ({"w": engine.from_host(np.full(STREAM, 1e-3, np.float32))} for _ in range(2))
     rule = SGD(1e-3, momentum=0.9)
-    return 5.0 * params["w"].nbytes / _least(lambda: rule.step(params, grads), repeats)
+    rule.engine = engine
+    return 5.0 * params["w"].nbytes / _least(engine, lambda: rule.step(params, grads), repeats)
 
 
-def _least(call: Callable[[], object], repeats: int) -> float:
+def _least(engine: Engine, call: Callable[[], object], repeats: int) -> float:
     """Least seconds of a call, over ``repeats`` after one that warms up."""
     call()
     best = float("inf")
     for _ in range(repeats):
-        start = perf_counter()
+        start = engine.mark()
         call()
-        best = min(best, perf_counter() - start)
+        best = min(best, engine.elapsed(start, engine.mark()))
     return best
 
 
@@ -131,7 +132,8 @@ def _state(program: Program, graph: Graph, engine: Engine) -> dict[str, Any]:
     """Parameters of one value: drawing millions would take longer than what is measured."""
     params = graph.params()
     types = {name: np.float64 if params[name].kind == "statistic" else engine.dtype for name in program.params}
-    return {name: np.full(layout.local_shape(0), 0.01, types[name]) for name, layout in program.params.items()}
+    values = {name: np.full(layout.local_shape(0), 0.01, types[name]) for name, layout in program.params.items()}
+    return {name: engine.from_host(a) for name, a in values.items()}
 
 
 def _feeds(program: Program, engine: Engine) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
 
 import numpy as np
 
@@ -120,8 +119,8 @@ def _seconds(move: Move, engine: Engine, transport: Transport) -> float:
     whose least is most.
     """
     transfers = Transfers(engine, transport)
-    array = np.ones(move.src.local_shape(transport.rank), np.float32)
-    block = np.ones(WORK, np.float32)
+    array = engine.from_host(np.ones(move.src.local_shape(transport.rank), np.float32))
+    block = engine.from_host(np.ones(WORK, np.float32))
 
     def work() -> None:
         engine.relu_forward(block)
@@ -132,20 +131,20 @@ def _seconds(move: Move, engine: Engine, transport: Transport) -> float:
 
     transport.barrier()
     both()
-    first = max(transport.allgather_obj(_each(both, 1)))
+    first = max(transport.allgather_obj(_each(engine, both, 1)))
     count = int(min(30, max(3, BUDGET / first / TRIES)))
     spent = []
     for _ in range(TRIES):
         transport.barrier()
-        alone = _each(work, count)
+        alone = _each(engine, work, count)
         transport.barrier()
-        spent.append(_each(both, count) - alone)
+        spent.append(_each(engine, both, count) - alone)
     return max(transport.allgather_obj(max(min(spent), 1e-7)))
 
 
-def _each(call: Callable[[], None], count: int) -> float:
+def _each(engine: Engine, call: Callable[[], None], count: int) -> float:
     """Seconds of one of ``count`` calls."""
-    start = perf_counter()
+    start = engine.mark()
     for _ in range(count):
         call()
-    return (perf_counter() - start) / count
+    return engine.elapsed(start, engine.mark()) / count

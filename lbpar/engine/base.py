@@ -7,36 +7,22 @@ Terms used throughout
     of a result is that of the first array argument; statistics, sums and losses are float64 whatever goes in.
     Any extent of any array may be 0: results are then empty, or zero (plus bias) where there is nothing to add up.
 
-Streams and events
-    An engine may be asynchronous: a method may return before its result is computed, in the order of one compute
-    queue. Results of one method may be passed to the next without further ado. Before bytes leave the engine (a
-    send, a read by the host) the caller records an event behind the kernel that produces them and waits for it, or
-    calls ``synchronize``; before a kernel reads bytes that arrived from elsewhere, ``wait`` has made the queue wait
-    for the event that stands for the arrival. On host memory every method finishes before it returns and all of this
-    costs nothing.
+Arrays, events and copies to and from the host are those of `lbpar.engine.device`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
-"""An array of the engine's device, of any element type."""
-
-Float64Array: TypeAlias = npt.NDArray[np.float64]
-
-Index: TypeAlias = tuple[Any, ...]
-"""One slice or one-dimensional integer array per dimension; arrays select rows of their own dimension (`np.ix_`)."""
-
-Event: TypeAlias = Any
-"""An opaque point in the engine's compute queue; None where the engine is synchronous."""
+from lbpar.engine.device import Array, Float64Array
+from lbpar.engine.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,7 @@ Window: TypeAlias = tuple[LocalWindow, ...]
 """One `LocalWindow` per spatial dimension."""
 
 
-class Engine(ABC):
+class Engine(Rules):
     """Local kernels of one device.
 
     Parameters
@@ -83,7 +69,7 @@ class Engine(ABC):
     """Names of the element types that this engine's own kernels take; others run through its fallback."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         self.threads = threads
 
     def running(self) -> AbstractContextManager[None]:
@@ -224,10 +210,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def norm_moments(
-        self, sums: Array, shift: Array, count: float, eps: float
-    ) -> tuple[Float64Array, Float64Array, Float64Array]:
-        """Mean, ``1/sqrt(var + eps)`` and biased variance, float64 (C,) each, from `norm_sums` over ``count`` values.
+    def norm_moments(self, sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
+        """Mean, ``1/sqrt(var + eps)`` and biased variance, float64 (3, C), from `norm_sums` over ``count`` values.
 
         A count of 0 gives finite numbers that mean nothing.
         """
@@ -254,10 +238,11 @@ class Engine(ABC):
         """
 
     def norm_statistics(self, x: Array, shift: Array, count: float, eps: float) -> tuple[Float64Array, Float64Array]:
-        """`norm_sums`, and `norm_moments` of them as one array (3, C), where no other rank adds to the sums."""
+        """`norm_sums`, and `norm_moments` of them, where no other rank adds to the sums."""
         sums = self.norm_sums(x, shift)
-        return sums, np.stack(self.norm_moments(sums, shift, count, eps))
+        return sums, self.norm_moments(sums, shift, count, eps)
 
+    @abstractmethod
     def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
         """Move running statistics towards those of a batch, in place.
 
@@ -270,10 +255,12 @@ class Engine(ABC):
         momentum : weight of the batch
         count : number of values behind the sums
         """
-        offset = sums[0] / count
-        batch = np.maximum(sums[1] / count - offset * offset, 0.0) * (count / max(count - 1, 1))
-        mean += momentum * offset
-        var += momentum * (batch - var)
+
+    @abstractmethod
+    def norm_inference(
+        self, x: Array, mean: Array, var: Array, scale: Array | None, bias: Array | None, eps: float
+    ) -> Array:
+        """`norm_apply` with ``invstd = 1/sqrt(var + eps)``."""
 
     # -- pointwise -------------------------------------------------------------------------------------------------
 
@@ -331,7 +318,7 @@ class Engine(ABC):
         """Sum of each block of ``factors`` elements; dy's extents must be multiples of the factors."""
 
     @abstractmethod
-    def dropout(self, x: Array, rate: float, key: int, index: npt.NDArray[np.int64]) -> Array:
+    def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         """``x / (1 - rate)`` where kept, else 0; the same call on dy is the backward pass.
 
         Parameters
@@ -339,9 +326,9 @@ class Engine(ABC):
         x : any shape
         rate : probability of dropping, 0 to 1
         key : 64-bit integer, one per layer and step (`lbpar.engine.random.fold`)
-        index : int64, x's shape or broadcastable to it
-            Flat index of each element in the global tensor. Whether an element is kept depends on key and index
-            alone, so it is the same however the tensor is split.
+        index : per dimension, one int64 on the host for each place along it
+            Their sum over the dimensions is the flat index of an element in the global tensor. Whether it is kept depends
+            on key and index alone, so it is the same however the tensor is split.
         """
 
     # -- fused kernels ----------------------------------------------------------------------------------------------
@@ -443,6 +430,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def count_hits(self, rank: Array, tops: Sequence[int]) -> Float64Array:
+        """float64 (len(tops),): how many of `softmax_rank`, summed over class blocks, are below each of ``tops``."""
+
+    @abstractmethod
     def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
         """``scale * sum((x - t)**2)``, float64 of shape ()."""
 
@@ -494,50 +485,3 @@ class Engine(ABC):
     @abstractmethod
     def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
         """Second half: ``p * (g - inner)``, in x's shape and type."""
-
-    # -- device side -----------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
-        """An uninitialised C-contiguous array on the device; dtype None stands for the engine's own."""
-
-    @abstractmethod
-    def from_host(self, a: npt.NDArray[Any]) -> Array:
-        """Copy of ``a`` on the device, in compute-queue order; on host memory ``a`` itself if it is C-contiguous.
-
-        ``a`` must not change before the copy has happened (record an event to know).
-        """
-
-    @abstractmethod
-    def to_host(self, a: Array) -> npt.NDArray[Any]:
-        """NumPy array with a's values, once everything queued before has run (blocks); may be ``a`` itself."""
-
-    @abstractmethod
-    def pack(self, a: Array, index: Index) -> Array:
-        """C-contiguous copy of the selected part of a, with as many dimensions as a.
-
-        Parameters
-        ----------
-        a : any shape
-        index : one slice (any step above 0) or one-dimensional integer array per dimension
-            The selection is the outer product over dimensions, as with `np.ix_`.
-        """
-
-    @abstractmethod
-    def unpack(self, buf: Array, a: Array, index: Index, accumulate: bool = False) -> None:
-        """Store ``buf`` (any shape of the right size, C order) in the selected part of ``a``, or add it there.
-
-        index is as for `pack`. Where it names an element twice, accumulate adds both; a store keeps either.
-        """
-
-    @abstractmethod
-    def record(self) -> Event:
-        """An event that happens once everything queued so far has run."""
-
-    @abstractmethod
-    def wait(self, event: Event) -> None:
-        """Let whatever is queued from now on run only after the event; does not block the host."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Block the host until everything queued so far has run."""

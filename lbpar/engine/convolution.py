@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from lbpar.engine.base import Array, Index, LocalWindow, Window
+from lbpar.engine.base import Array, LocalWindow, Window
+from lbpar.engine.device import Index
 from lbpar.engine.windows import blocks, read_region, tap_slices
 
 BLOCK_BYTES = 1 << 21
@@ -80,7 +81,7 @@ def backward_data(dy: Array, w: Array, win: Window, groups: int, in_spatial: Seq
     return dx
 
 
-def backward_weights(x: Array, dy: Array, win: Window, groups: int) -> Array:
+def backward_weights(x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
     """See `Engine.conv_backward_weights`."""
     features, channels = dy.shape[-1], x.shape[-1]
     kernel = tuple(dim.kernel for dim in win)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lbpar.engine.base import Array, Float64Array
@@ -48,6 +50,11 @@ def softmax_rank(x: Array, m: Array, sums: Array, target: Array, class_start: in
     earlier = np.arange(class_start, class_start + x.shape[-1]) < target[..., None]
     before = np.count_nonzero((difference > own) | (earlier & (difference == own)), axis=-1)
     return np.where(np.isfinite(sums[0]), before, np.inf)
+
+
+def count_hits(rank: Array, tops: Sequence[int]) -> Float64Array:
+    """See `Engine.count_hits`."""
+    return np.array([(rank < k).sum() for k in tops], np.float64)
 
 
 def mse_loss(x: Array, t: Array, scale: float) -> Float64Array:

@@ -36,11 +36,19 @@ def sums(x: Array, shift: Array) -> Float64Array:
     return _block_sums(len(matrix), matrix.shape[1], terms)
 
 
-def moments(sums: Array, shift: Array, count: float, eps: float) -> tuple[Float64Array, Float64Array, Float64Array]:
+def moments(sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
     """See `Engine.norm_moments`."""
     first, second = sums / max(count, 1)
     var = np.maximum(second - first * first, 0.0)
-    return shift + first, 1.0 / np.sqrt(var + eps), var
+    return np.stack([shift + first, 1.0 / np.sqrt(var + eps), var])
+
+
+def running(sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
+    """See `Engine.norm_running`."""
+    offset = sums[0] / count
+    batch = np.maximum(sums[1] / count - offset * offset, 0.0) * (count / max(count - 1, 1))
+    mean += momentum * offset
+    var += momentum * (batch - var)
 
 
 def apply(x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:

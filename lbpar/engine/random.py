@@ -6,6 +6,8 @@ multiplications turn a counter (here the index) and a 64-bit key into 128 random
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -128,6 +130,14 @@ def normal(key: int, index: npt.ArrayLike) -> Floats:
         radius = np.sqrt(-2.0 * np.log(_open_interval(words[0], words[1])))
         result[start : start + BLOCK] = radius * np.cos(2 * np.pi * _open_interval(words[2], words[3]))
     return result.reshape(np.shape(index))
+
+
+def outer_sum(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The sum of one number per dimension, for all places: flat indices of a block from those along each dimension."""
+    total = np.zeros((1,) * len(parts), np.int64)
+    for d, part in enumerate(parts):
+        total = total + part.reshape((-1,) + (1,) * (len(parts) - d - 1))
+    return total
 
 
 def _flat(index: npt.ArrayLike) -> npt.NDArray[np.uint64]:

@@ -20,7 +20,7 @@ from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.runs import Box, Runs, box_shape, indices, length
 from lbpar.program.plan import OpGrid
 from lbpar.program.steps import Compute, Program
-from lbpar.runtime.initial import flat_index
+from lbpar.runtime.initial import index_parts
 
 Array = Any
 
@@ -233,7 +233,7 @@ def _spatial_broadcast(b: Bound) -> Call:
 
 def _norm_moments(b: Bound) -> Call:
     count, eps = b.count(b.kernel.writes[0].varying), b.attr("eps")
-    return lambda e, _, sums, shift: (np.stack(e.norm_moments(sums, shift, count, eps)),)
+    return lambda e, _, sums, shift: (e.norm_moments(sums, shift, count, eps),)
 
 
 def _norm_statistics(b: Bound) -> Call:
@@ -271,7 +271,7 @@ def _norm_inference(b: Bound) -> Call:
 
     def call(e: Engine, _: Context, x: Array, mean: Array, var: Array, *affine: Array) -> tuple[Array, ...]:
         scale, bias = affine or (None, None)
-        return (e.norm_apply(x, mean, 1.0 / np.sqrt(var + eps), scale, bias),)
+        return (e.norm_inference(x, mean, var, scale, bias, eps),)
 
     return call
 
@@ -300,7 +300,7 @@ def _norm_backward_data_add(b: Bound) -> Call:
 
 
 def _norm_param_grads(b: Bound) -> Call:
-    return lambda e, _, dsums: (dsums[1].astype(e.dtype), dsums[0].astype(e.dtype))
+    return lambda e, _, dsums: (e.copy(dsums[1], e.dtype), e.copy(dsums[0], e.dtype))
 
 
 def _norm_running(b: Bound) -> Call:
@@ -318,8 +318,8 @@ def _norm_running(b: Bound) -> Call:
 
 def _dropout(b: Bound) -> Call:
     rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
-    box, shape = b.writes[0], b.written[0].shape
-    return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.step), flat_index(box, shape)),)
+    index = index_parts(b.writes[0], b.written[0].shape)
+    return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.step), index),)
 
 
 def _multiply_backward(b: Bound) -> Call:
@@ -397,11 +397,6 @@ def _norm_relu_backward_sums(b: Bound) -> Call:
     return lambda e, _, x, y, dy, m, *more: e.norm_relu_backward_sums(x, y, dy, m[0], m[1], *more)
 
 
-def _count_hits(b: Bound) -> Call:
-    tops = b.attr("tops")
-    return lambda e, _, rank: (np.array([(rank < k).sum() for k in tops], np.float64),)
-
-
 BINDERS: dict[str, Callable[[Bound], Call]] = {
     "conv_forward": _conv_forward,
     "conv_relu_forward": _conv_relu_forward,
@@ -453,7 +448,7 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "softmax_max": _plain("softmax_max"),
     "softmax_sums": _classes("softmax_sums"),
     "softmax_rank": _classes("softmax_rank"),
-    "count_hits": _count_hits,
+    "count_hits": _plain("count_hits", "tops"),
     "cross_entropy_loss": _plain("cross_entropy_loss", "smoothing", "classes", "scale"),
     "cross_entropy_backward": _classes("cross_entropy_backward", "smoothing", "classes", "scale"),
     "mse_loss": _plain("mse_loss", "scale"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-import numpy as np
-
 from lbpar.engine.base import Array, Engine
 from lbpar.program.steps import Program, StartMany
 
@@ -38,6 +36,7 @@ class Buckets:
         self._sizes: dict[str, int] = {}
         self._dtypes: dict[str, str | None] = {}
         self._flats: dict[str, Array] = {}
+        self._views: dict[str, Array] = {}  # of places that kernels were given
         for step in program.steps:
             if isinstance(step, StartMany):
                 at = 0
@@ -51,6 +50,7 @@ class Buckets:
     def forget(self) -> None:
         """Drop what a step that was left early has left."""
         self._flats.clear()
+        self._views.clear()
 
     def __contains__(self, buffer: str) -> bool:
         """Whether a buffer travels with others and is not empty."""
@@ -59,7 +59,8 @@ class Buckets:
     def place(self, buffer: str) -> Array:
         """Where a buffer will be sent from."""
         tag, part, shape = self._places[buffer]
-        return self._flat(tag)[part].reshape(shape)
+        view = self._views[buffer] = self._flat(tag)[part].reshape(shape)
+        return view
 
     def take(self, step: StartMany, arrays: Mapping[str, Array]) -> Array:
         """The message, with what was written elsewhere copied into it."""
@@ -67,8 +68,8 @@ class Buckets:
         del self._flats[step.tag]
         for s in step.starts:
             array, (_, part, shape) = arrays[s.src], self._places[s.src]
-            if array.size and not np.may_share_memory(array, flat):
-                flat[part].reshape(shape)[...] = array
+            if array.size and array is not self._views.pop(s.src, None):
+                self._engine.copy(array, out=flat[part].reshape(shape))
         return flat
 
     def _flat(self, tag: str) -> Array:

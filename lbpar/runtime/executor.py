@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from time import perf_counter
 from typing import Any, Literal
+
+import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
@@ -45,8 +46,6 @@ class Executor:
         Set before each run.
     on_update : callable, optional
         ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
-    seconds : dict
-        Time spent per kind of step ("compute", "update", and each kind of move) since it was last cleared.
     tracer : Tracer, optional
         Gets every step's times.
     progress : {"test", "thread", "block"}
@@ -66,7 +65,9 @@ class Executor:
         self.context = Context()
         self.on_update: UpdateRule | None = None
         self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+        self._timed: list[list[tuple[str, Any, Any]]] = []  # kind, start and end of what newest runs did
+        self._fetched: dict[str, Callable[[], Any]] = {}
         self.tracer: Tracer | None = None
         self._held = {} if held is None else held
         self._pending: dict[str, Finish] = {}
@@ -99,23 +100,26 @@ class Executor:
         self._arrays.update(held)
 
     def begin(self, feeds: Mapping[str, Array]) -> None:
-        """Make ready for one run: ``feeds`` holds this rank's block for every buffer of ``program.feeds``."""
-        self.arrays = {**self.state, **feeds}
+        """Make ready for one run: ``feeds`` holds this rank's block, on the host, for every buffer of ``program.feeds``."""
+        moved = {id(a): self.engine.from_host(a) for a in feeds.values()}  # buffers may share one block
+        self.arrays = {**self.state, **{b: moved[id(a)] for b, a in feeds.items()}}
         self._pending.clear()
+        self._fetched.clear()
+        self._timed.append([])
         self._transfers.forget()
         self._buckets.forget()
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
         kind, call = self._runs[index]
-        start = perf_counter()
+        start = self.engine.mark()
         call()
-        end = perf_counter()
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + end - start
+        end = self.engine.mark()
+        self._timed[-1].append((kind, start, end))
         if self.tracer is not None:
             self._trace(self.tracer, self.program.steps[index], kind, start, end)
 
-    def _trace(self, tracer: Tracer, step: Step, kind: str, start: float, end: float) -> None:
+    def _trace(self, tracer: Tracer, step: Step, kind: str, start: Any, end: Any) -> None:
         match step:
             case Compute():
                 tracer.step(f"{step.node} {step.kernel.name}", step.phase, start, end)
@@ -135,22 +139,37 @@ class Executor:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
-        with self.engine.running(), Background(self._transfers.poke) if self.progress == "thread" else nullcontext():
-            return self._run()
+        with self.engine.running(), Background(self._transfers.advance) if self.progress == "thread" else nullcontext():
+            if self.tracer is None:
+                self._run()
+            else:
+                for i in range(len(self._runs)):
+                    self.execute(i)
+        self._add_up(1)  # of this run much may still be under way
+        return self.results()
 
-    def _run(self) -> dict[str, Array]:
-        if self.tracer is not None:
-            for i in range(len(self._runs)):
-                self.execute(i)
-            return self.results()
-        seconds, start = self.seconds, perf_counter()
+    def _run(self) -> None:
+        timed, mark = self._timed[-1], self.engine.mark
+        start = mark()
         for kind, calls in self._stretches:
             for call in calls:
                 call()
-            end = perf_counter()
-            seconds[kind] = seconds.get(kind, 0.0) + end - start
+            end = mark()
+            timed.append((kind, start, end))
             start = end
-        return self.results()
+
+    def spent(self) -> dict[str, float]:
+        """Seconds per kind of step ("compute", "update", and each kind of move) since the last call."""
+        self._add_up(0)
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _add_up(self, but: int) -> None:
+        """Add the times of all but the newest runs to the seconds per kind."""
+        seconds, elapsed = self._seconds, self.engine.elapsed
+        while len(self._timed) > but:
+            for kind, start, end in self._timed.pop(0):
+                seconds[kind] = seconds.get(kind, 0.0) + elapsed(start, end)
 
     def _join(self) -> list[tuple[str, list[Callable[[], None]]]]:
         """Steps of one kind in a row, timed together. Freeing counts as what it follows."""
@@ -165,8 +184,27 @@ class Executor:
         """Arrays of ``program.results``."""
         return {k: self.arrays[b] for k, b in self.program.results.items()}
 
+    def value(self, result: str) -> np.ndarray:
+        """One of ``program.results`` on the host; waits for what made it, not for what came after."""
+        value: np.ndarray = self._fetched[result]()
+        return value
+
     def _prepare(self, step: Step) -> tuple[str, Callable[[], None]]:
-        """The kind under which a step's time is kept, and what it does."""
+        """The kind under which a step's time is kept, and what it does. Results start for the host as soon as they are there."""
+        kind, call = self._bind(step)
+        written = step.writes if isinstance(step, Compute) else (step.dst,) if isinstance(step, Wait | Sum) else ()
+        results = [(name, b) for name, b in self.program.results.items() if b in written]
+        if not results:
+            return kind, call
+
+        def run() -> None:
+            call()
+            for name, buffer in results:
+                self._fetched[name] = self.engine.fetch(self._arrays[buffer])
+
+        return kind, run
+
+    def _bind(self, step: Step) -> tuple[str, Callable[[], None]]:
         match step:
             case Compute():
                 return "compute", self._compute(step, bind(Bound.of(step, self.program, self.transport.rank)))
@@ -188,7 +226,7 @@ class Executor:
     def _compute(self, step: Compute, call: Call) -> Callable[[], None]:
         """What runs a kernel. Python's share of a step is mostly spent here, so all that can be is looked up before."""
         arrays, engine, reads, writes = self._arrays, self.engine, step.reads, step.writes
-        poke = self._transfers.poke
+        advance = self._transfers.advance
         if step.kernel.name in PLACED and writes[0] in self._buckets:
             plain, place = call, self._buckets.place
 
@@ -200,7 +238,7 @@ class Executor:
             for name, array in zip(writes, out):  # noqa: B905
                 arrays[name] = array
             if self.progress == "test":
-                poke()
+                advance()
 
         return run
 
@@ -235,10 +273,7 @@ class Executor:
         return run
 
     def _accumulate(self, step: Accumulate) -> None:
-        part = self.arrays[step.grad] * self.arrays[step.grad].dtype.type(self.context.weight)
-        before = self._held.pop(step.param, None)
-        if before is not None:
-            part += before
+        part = self.engine.axpy(self.context.weight, self.arrays[step.grad], self._held.pop(step.param, None))
         if step.last:
             self.arrays[step.grad] = part
         else:

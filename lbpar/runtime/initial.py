@@ -8,7 +8,7 @@ from math import prod, sqrt
 
 import numpy as np
 
-from lbpar.engine.random import fold, normal, uniform
+from lbpar.engine.random import fold, normal, outer_sum, uniform
 from lbpar.graph.loops import Param
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import Box, box_shape, indices
@@ -61,10 +61,11 @@ def initial_block(name: str, param: Param, box: Box, seed: int, dtype: np.dtype)
     return values.astype(kind)
 
 
+def index_parts(box: Box, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Per dimension, what each place of a box adds to the flat global index of its elements."""
+    return tuple(indices(runs) * prod(shape[d + 1 :]) for d, runs in enumerate(box))
+
+
 def flat_index(box: Box, shape: tuple[int, ...]) -> np.ndarray:
     """Flat global index of every element of a box, in the box's shape."""
-    out = np.zeros((1,) * len(shape), np.int64)
-    for d, runs in enumerate(box):
-        step = prod(shape[d + 1 :])
-        out = out + (indices(runs) * step).reshape((-1,) + (1,) * (len(shape) - d - 1))
-    return np.broadcast_to(out, box_shape(box))
+    return outer_sum(index_parts(box, shape))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from time import perf_counter, time
+from time import time
 from typing import Any
 
+from lbpar.engine.base import Engine
 from lbpar.errors import CheckpointError
 from lbpar.transport.base import Transport
 
@@ -20,41 +21,37 @@ class Tracer:
     """Collects one rank's events; times are shared by all ranks of a node's clock.
 
     Kernels and waits are on the first row of a rank, moves under way (from start to the end of the wait) on the second.
+    Times are marks of the engine, which are read when the file is written.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._events: list[dict[str, Any]] = []
-        self._open: dict[str, tuple[str, float]] = {}
-        self._origin = time() - perf_counter()
+    def __init__(self, rank: int, engine: Engine) -> None:
+        self.rank, self._engine = rank, engine
+        self._events: list[tuple[str, str, Any, Any, int]] = []
+        self._open: dict[str, tuple[str, Any]] = {}
+        engine.synchronize()
+        self._began, self._origin = time(), engine.mark()
 
-    def step(self, name: str, kind: str, start: float, end: float) -> None:
-        """A step that ran from ``start`` to ``end`` (of ``perf_counter``, seconds)."""
+    def step(self, name: str, kind: str, start: Any, end: Any) -> None:
+        """A step that ran from ``start`` to ``end``."""
         self._add(name, kind, start, end, COMPUTE)
 
-    def open(self, dst: str, kind: str, start: float) -> None:
+    def open(self, dst: str, kind: str, start: Any) -> None:
         """A move towards ``dst`` is under way."""
         self._open[dst] = (kind, start)
 
-    def close(self, dst: str, end: float) -> None:
+    def close(self, dst: str, end: Any) -> None:
         """It has arrived."""
         kind, start = self._open.pop(dst)
         self._add(dst, kind, start, end, MOVES)
 
-    def _add(self, name: str, kind: str, start: float, end: float, row: int) -> None:
+    def _add(self, name: str, kind: str, start: Any, end: Any, row: int) -> None:
         if len(self._events) < LIMIT:
-            at = (start + self._origin) * 1e6
-            self._events.append(
-                {
-                    "name": name,
-                    "cat": kind,
-                    "ph": "X",
-                    "ts": at,
-                    "dur": (end - start) * 1e6,
-                    "pid": self.rank,
-                    "tid": row,
-                }
-            )
+            self._events.append((name, kind, start, end, row))
+
+    def _event(self, name: str, kind: str, start: Any, end: Any, row: int) -> dict[str, Any]:
+        at = (self._began + self._engine.elapsed(self._origin, start)) * 1e6
+        lasts = self._engine.elapsed(start, end) * 1e6
+        return {"name": name, "cat": kind, "ph": "X", "ts": at, "dur": lasts, "pid": self.rank, "tid": row}
 
     def write(self, path: Path, transport: Transport) -> None:
         """Write all ranks' events to one file on rank 0. Collective over all ranks.
@@ -64,7 +61,7 @@ class Tracer:
         CheckpointError
             The file cannot be written.
         """
-        everyone = transport.gather(self._events)
+        everyone = transport.gather([self._event(*e) for e in self._events])
         if everyone is None:
             return
         rows = ("kernels and waits", "moves under way")

@@ -8,8 +8,6 @@ from math import prod
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from lbpar.engine.base import Engine
 from lbpar.layout.exchange import Exchange, exchange
 from lbpar.layout.runs import box_size
@@ -74,7 +72,7 @@ class Transfers:
         self._under_way: deque[Request] = deque()
         self._lock = Lock()  # a request is waited for, or tested, by one thread at a time
 
-    def poke(self) -> None:
+    def advance(self) -> None:
         """Let the oldest moves under way progress: an MPI library does so only inside its calls. Any thread may call it."""
         if self._under_way and self._lock.acquire(blocking=False):
             try:
@@ -118,11 +116,7 @@ class Transfers:
         return lambda: out
 
     def _allreduce(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
-        if donate and array.flags.c_contiguous and array.flags.writeable:
-            flat = array.reshape(-1)
-        else:
-            flat = self.engine.empty((array.size,), array.dtype)
-            np.copyto(flat.reshape(array.shape), array)
+        flat = self._flat(array) if donate else self.engine.copy(array).reshape(-1)
         request = self._sum(flat, move, tag)
         return lambda: request.wait().reshape(array.shape)
 
@@ -140,7 +134,7 @@ class Transfers:
     def _allgather(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         counts = [box_size(move.src.box(m)) for m in plan.members]
-        request = self._watch(self.transport.allgather(np.ascontiguousarray(array).reshape(-1), counts, move.axes, tag))
+        request = self._watch(self.transport.allgather(self._flat(array), counts, move.axes, tag))
 
         def finish() -> Array:
             return self._join(plan, array, request.wait(), counts)
@@ -188,28 +182,30 @@ class Transfers:
             kept = part.size
             if part.shape == plan.shape:
                 return self.engine.pack(array, src)
-        out = self.engine.empty(plan.shape, array.dtype)
-        if kept + (0 if add else sum(p.size for p in plan.recvs)) < out.size:
-            out[...] = 0
+        covered = kept + (0 if add else sum(p.size for p in plan.recvs))
+        make = self.engine.zeros if covered < prod(plan.shape) else self.engine.empty
+        out = make(plan.shape, array.dtype)
         if kept:
             self.engine.unpack(part, out, dst)
         return out
 
     def _packed(self, plan: Exchange, array: Array, own: bool = True) -> tuple[Array, list[int]]:
         """Pieces for all members in order, in one flat buffer, and their sizes."""
-        pieces = {p.peer: p for p in plan.sends}
-        parts, counts = [], []
-        for m in plan.members:
-            if m == self.rank and own and plan.keep is not None:
-                part = self.engine.pack(array, plan.keep[0]).reshape(-1)
-            elif m in pieces:
-                part = self.engine.pack(array, pieces[m].index).reshape(-1)
-            else:
-                counts.append(0)
-                continue
-            parts.append(part)
-            counts.append(part.size)
-        return np.concatenate(parts) if parts else np.empty(0, array.dtype), counts
+        index = {p.peer: (p.index, p.size) for p in plan.sends}
+        if own and plan.keep is not None:
+            index[self.rank] = plan.keep[0], prod(plan.shape)
+        counts = [index[m][1] if m in index else 0 for m in plan.members]
+        flat = self.engine.empty((sum(counts),), array.dtype)
+        offset = 0
+        for m, n in zip(plan.members, counts, strict=True):
+            if n:
+                self.engine.pack(array, index[m][0], flat[offset : offset + n])
+            offset += n
+        return flat, counts
+
+    def _flat(self, array: Array) -> Array:
+        """One-dimensional and contiguous: a view where that can be."""
+        return (array if array.flags.c_contiguous else self.engine.copy(array)).reshape(-1)
 
     def _join(self, plan: Exchange, array: Array, arrived: Array, counts: list[int]) -> Array:
         """Unpack pieces that arrived in member order beside what this rank kept."""

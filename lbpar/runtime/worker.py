@@ -41,10 +41,10 @@ class StepResult:
     top5: float | None = None
 
 
-def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport) -> ReducedNorms:
+def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport, engine: Engine) -> ReducedNorms:
     """Norms of whole parameters, of which each rank holds the block that its layout says. Collective over all ranks when used."""
     owned = [name for name, layout in layouts.items() if layout.owns(transport.rank)]
-    return ReducedNorms(lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait(), owned)
+    return ReducedNorms(lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait(), owned, engine)
 
 
 @dataclass
@@ -99,7 +99,8 @@ class Worker:
             if not self.state:
                 self.layouts = dict(program.params)
                 rank, dtype = self.transport.rank, self.engine.dtype
-                self.state.update(initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights))
+                initial = initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights)
+                self.state.update({name: self.engine.from_host(a) for name, a in initial.items()})
                 self.weights = None
             executor = Executor(program, self.engine, self.transport, self.state, self._held)
             if self.transport.size > 1 and self.progress is not None:
@@ -132,17 +133,18 @@ class Worker:
         executor = self.executor(samples, mode)
         executor.context = context or Context(self.seed)
         if mode != "evaluate":
-            self._statistics = {n: self.state[n].copy() for n, p in self.params.items() if p.kind == "statistic"}
+            statistics = [n for n, p in self.params.items() if p.kind == "statistic"]
+            self._statistics = {n: self.engine.copy(self.state[n]) for n in statistics}
         with np.errstate(**QUIET):
-            results = executor.run(feeds)
-        return self._result(executor, results, samples)
+            executor.run(feeds)
+        return self._result(executor, samples)
 
-    def _result(self, executor: Executor, results: Mapping[str, Array], samples: int) -> StepResult:
+    def _result(self, executor: Executor, samples: int) -> StepResult:
         assert self.graph.loss is not None
         output = self.graph.input_shapes(self.graph.loss.name, samples)[0]
         positions = int(np.prod(output[:-1]))
-        loss = float(self.engine.to_host(results["loss"]))
-        hits = self.engine.to_host(results["hits"]) if "hits" in results else None
+        loss = float(executor.value("loss"))
+        hits = executor.value("hits") if "hits" in executor.program.results else None
         executor.arrays = {}
         return StepResult(loss, samples, positions, *(() if hits is None else map(float, hits)))
 
@@ -158,7 +160,7 @@ class Worker:
         steps = tuple(s for s in program.steps if getattr(s, "phase", "forward") == "forward")
         executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
         for name, array in self._statistics.items() if training else ():
-            self.state[name][...] = array
+            self.engine.copy(array, out=self.state[name])
         executor.context = context
         with np.errstate(**QUIET):
             executor.run(feeds)
@@ -185,7 +187,6 @@ class Worker:
         """Seconds per kind of step since the last call."""
         out: dict[str, float] = {}
         for executor in self._executors.values():
-            for kind, s in executor.seconds.items():
+            for kind, s in executor.spent().items():
                 out[kind] = out.get(kind, 0.0) + s
-            executor.seconds.clear()
         return out

@@ -88,12 +88,12 @@ def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
 
 
 def _forward(worker: Worker, graph: Graph, plan: Plan, data: Samples, samples: np.ndarray) -> Array:
-    program, engine = lower(graph, plan, len(samples), training=False), worker.engine
+    program = lower(graph, plan, len(samples), training=False)
+    executor = Executor(program, worker.engine, worker.transport, worker.state)
     feeds = read_feeds(program, worker.transport.rank, data, samples)
-    feeds = {name: engine.from_host(block) for name, block in feeds.items()}
     with np.errstate(**QUIET):
-        block = Executor(program, engine, worker.transport, worker.state).run(feeds)["output"]
-    return gather(program.buffers[program.results["output"]].layout, engine.to_host(block), worker.transport)
+        executor.run(feeds)
+    return gather(program.buffers[program.results["output"]].layout, executor.value("output"), worker.transport)
 
 
 def without_loss(graph: Graph) -> Graph:

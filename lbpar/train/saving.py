@@ -22,7 +22,6 @@ from lbpar.train.checkpoint import (
     prune,
     write_checkpoint,
 )
-from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
 
 Array = Any
@@ -35,7 +34,7 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
     """
     arrays, layouts = _everything(worker, optimizer)
     transport = worker.transport
-    blocks = _blocks(arrays, layouts, transport)
+    blocks = _blocks(arrays, layouts, worker)
     content = {**meta, "step": step, "optimizer": optimizer.counters(), "optimizer_name": optimizer.name}
     with together(transport):
         if transport.rank == 0:
@@ -90,7 +89,7 @@ def load(
         blocks = {name: saved.read(name, layouts[name].box(transport.rank)) for name in arrays}
     check_alike(transport, {f"{path}": meta})
     for name in worker.state:
-        worker.state[name][...] = blocks.pop(name)
+        worker.engine.copy(worker.engine.from_host(blocks.pop(name)), out=worker.state[name])
     optimizer.load_state_dict(blocks, meta["optimizer"])
     return meta
 
@@ -118,8 +117,9 @@ def _everything(worker: Worker, optimizer: Optimizer) -> tuple[dict[str, Array],
     return arrays, layouts
 
 
-def _blocks(arrays: Mapping[str, Array], layouts: Mapping[str, Layout], transport: Transport) -> Iterator[Block]:
+def _blocks(arrays: Mapping[str, Array], layouts: Mapping[str, Layout], worker: Worker) -> Iterator[Block]:
     """Each distinct block once: rank 0 gets it, others only send theirs when its turn comes."""
+    transport, engine = worker.transport, worker.engine
     grid = transport.grid
     for name, array in arrays.items():
         layout = layouts[name]
@@ -130,11 +130,11 @@ def _blocks(arrays: Mapping[str, Array], layouts: Mapping[str, Layout], transpor
                 continue
             if rank == 0:
                 if transport.rank == 0:
-                    yield name, box, array
+                    yield name, box, engine.to_host(array)
                 continue
-            sends = {0: np.ascontiguousarray(array).reshape(-1)} if transport.rank == rank else {}
+            sends = {0: array.reshape(-1)} if transport.rank == rank else {}
             recvs = {rank: size} if transport.rank == 0 else {}
             with transport.counter.paused():
                 arrived = transport.exchange(sends, recvs, array.dtype, grid.axes, f"checkpoint {name}").wait()
             if transport.rank == 0:
-                yield name, box, arrived[rank].reshape(box_shape(box))
+                yield name, box, engine.to_host(arrived[rank]).reshape(box_shape(box))

@@ -27,8 +27,8 @@ from lbpar.graph.ops.losses import LOSSES
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
+from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
-from lbpar.runtime.optim.norms import clip_by_global_norm
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.train.checkpoint import latest
@@ -111,7 +111,7 @@ class Trainer:
         # What the network is trained with holds for all that it sees; noise has no mean and std to hand on.
         like = None if c.data.train == "synthetic" else dataset.normalisation
         self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like)
-        self.tracer = Tracer(self.transport.rank) if c.run.trace else None
+        self.tracer = Tracer(self.transport.rank, self.engine) if c.run.trace else None
         weights = load_weights(c.model)
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
         self.worker.progress = None if c.engine.progress == "auto" else c.engine.progress
@@ -120,14 +120,14 @@ class Trainer:
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
         self.updates_per_epoch = per_epoch
         kinds = {name: p.kind for name, p in self.graph.params().items() if p.kind != "statistic"}
-        self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay)
+        self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay, self.engine)
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
         self.early_stop = EarlyStop(stop.patience, stop.metric, stop.min_delta) if stop else None
         if stop is not None:
             self._check_metric(stop.metric)
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
-        self.norms = norms_over_ranks(self.worker.layouts, self.transport)
+        self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
 
     def _check_metric(self, metric: str) -> None:
@@ -209,21 +209,25 @@ class Trainer:
         executor.tracer = self.tracer
         context = Context(self.config.train.seed, self.micro, weight)
 
+        clipped: list[Callable[[], float]] = []
+
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
-            loss = float(self.engine.to_host(executor.arrays[executor.program.results["loss"]]))
-            if not isfinite(loss):
-                raise self._not_finite(loss, feed, samples, context)  # before anything is spoilt
-            try:
-                if self.config.train.clip_norm is not None:
-                    clip_by_global_norm(grads, self.config.train.clip_norm, self.norms)
-                self.optimizer.step(params, grads, lr, self.norms)
-            except TrainingError as error:
-                raise TrainingError(f"step {self.step + 1}: {error}") from error
+            # The loss is there since the forward pass: asking for it costs no wait, and nothing is spoilt yet.
+            if not isfinite(loss := float(executor.value("loss"))):
+                raise self._not_finite(loss, feed, samples, context)
+            if self.config.train.clip_norm is not None:
+                clipped.append(clip_by_global_norm(grads, self.config.train.clip_norm, self.norms, self.engine))
+            self.optimizer.step(params, grads, lr, self.norms)
 
         executor.on_update = update
         result = self.worker.run(feed, samples, mode, context)
         if not isfinite(result.loss):
             raise self._not_finite(result.loss, feed, samples, context)
+        try:
+            for norm in clipped:
+                norm()
+        except TrainingError as error:
+            raise TrainingError(f"step {self.step + 1}: {error}") from error
         self.micro += 1
         return result
 

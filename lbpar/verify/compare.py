@@ -98,8 +98,8 @@ class Reference:
         program = lower(graph, plan, batch, input_grad=True, keep=True, fused=False)
         executor = self.executor(program, SingleTransport(), LocalNorms())
         executor.run(self.feeds(program, 0))
-        self.values = {v: executor.arrays[b] for v, b in program.values.items() if b in executor.arrays}
-        self.values |= executor.state
+        held = {v: executor.arrays[b] for v, b in program.values.items() if b in executor.arrays}
+        self.values = {v: engine.to_host(a) for v, a in (held | executor.state).items()}
         self._noise = self._cancelled()
 
     def program(self, plan: Plan) -> Program:
@@ -109,6 +109,7 @@ class Reference:
     def executor(self, program: Program, transport: Transport, norms: Any) -> Executor:
         """An executor with freshly drawn weights and an optimizer."""
         state = initial_state(self.graph.params(), program.params, transport.rank, self.seed, self.engine.dtype)
+        state = {name: self.engine.from_host(a) for name, a in state.items()}
         executor = Executor(program, self.engine, transport, state)
         executor.context = Context(self.seed)
         optimizer = self.make_optimizer()
@@ -138,7 +139,7 @@ class Reference:
             layout = program.buffers[buffer].layout if buffer not in program.params else program.params[buffer]
             if not self._compared(value) or layout.partial or layout.has_ghosts:
                 continue
-            mine = executor.state[buffer] if buffer in executor.state else executor.arrays[buffer]
+            mine = self.engine.to_host({**executor.arrays, **executor.state}[buffer])
             whole = self.values[value]
             box = layout.box(rank)
             ours = whole[np.ix_(*(indices(runs) for runs in box))] if box else whole
@@ -168,8 +169,7 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
     program = reference.program(plan)
     ranks = range(plan.grid.size)
     executors = [
-        reference.executor(program, world.transport(r), norms_over_ranks(program.params, world.transport(r)))
-        for r in ranks
+        reference.executor(program, t, norms_over_ranks(program.params, t, reference.engine)) for t in world.transports
     ]
     # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
     # the lockstep run. No later step reads a weight.
@@ -185,7 +185,7 @@ def verify_virtual(reference: Reference, plan: Plan) -> Parity:
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity:
     """Compare on this job's ranks. Collective over all of them; every rank returns the same."""
     program = reference.program(plan)
-    executor = reference.executor(program, transport, norms_over_ranks(program.params, transport))
+    executor = reference.executor(program, transport, norms_over_ranks(program.params, transport, reference.engine))
     transport.counter.reset()
     executor.run(reference.feeds(program, transport.rank))
     mine = {t: s.bytes for t, s in transport.counter.by_tag().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -127,14 +128,9 @@ def verify_plans(
     graph = with_norm_stats(graph, "global" if merged else None)
     kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
     t = config.train
-    reference = Reference(
-        graph,
-        batch,
-        build_engine(config.engine.model_copy(update={"name": engine}), "float64"),
-        seed,
-        lambda: make_optimizer(t.optimizer, kinds, t.no_decay),
-        t.optimizer.lr,
-    )
+    made = build_engine(config.engine.model_copy(update={"name": engine}), "float64")
+    rule = partial(make_optimizer, t.optimizer, kinds, t.no_decay, made)
+    reference = Reference(graph, batch, made, seed, rule, t.optimizer.lr)
     real = transport.size > 1
     result = Verification(plans[0][1].grid.size, not real, merged=merged)
     for name, plan in plans:

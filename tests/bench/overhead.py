@@ -92,6 +92,7 @@ def main() -> None:
     executor = worker.executor(1)
     t = mark("lowering, weights, binding", t)
     sgd = SGD(0.01, momentum=0.9)
+    sgd.engine = engine
     executor.on_update = lambda p, g: sgd.step(p, g, 0.01)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((1, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, (1,))

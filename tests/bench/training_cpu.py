@@ -76,6 +76,7 @@ class Lbpar(Described):
         self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
         self.executor = self.worker.executor(self.batch)
         sgd = SGD(RATE, momentum=0.9)
+        sgd.engine = engine
         self.executor.on_update = lambda p, g: sgd.step(p, g, RATE)
         feeds = self.executor.program.feeds
         self.feeds = {b: self.t if s == TARGET else self.x for b, s in feeds.items()}

@@ -57,6 +57,37 @@ def test_arrays_go_to_the_device_and_back(engine, dtype):
     assert engine.empty((2,), np.int64).dtype == np.int64
 
 
-def test_events(engine):
-    engine.wait(engine.record())
+def test_pack_into_a_place(engine, dtype):
+    a, flat = np.arange(60, dtype=dtype).reshape(3, 4, 5), np.zeros(40, dtype)
+    for index in ((slice(None), slice(1, 3), slice(0, 5, 2)), (slice(None), slice(None), slice(1, 3))):
+        want = a[index].reshape(-1)
+        place = flat[7 : 7 + want.size]
+        assert engine.pack(a, index, place) is place
+        np.testing.assert_array_equal(place, want)
+    assert not flat[:7].any() and not flat[31:].any()
+
+
+def test_copies_and_zeros(engine, dtype):
+    a = np.arange(12, dtype=dtype).reshape(3, 4)
+    turned = engine.copy(a.T)
+    assert turned.flags.c_contiguous and turned.dtype == dtype and not np.shares_memory(turned, a)
+    np.testing.assert_array_equal(turned, a.T)
+    assert engine.copy(a, np.float64).dtype == np.float64
+    place = np.zeros((2, 3, 4), dtype)
+    engine.copy(a, out=place[1])
+    np.testing.assert_array_equal(place, [np.zeros((3, 4)), a])
+    big = engine.empty((1 << 16,))  # of memory that is reused
+    big.fill(1)
+    del big
+    zeros = engine.zeros((1 << 16,))
+    assert zeros.dtype == dtype and not zeros.any()
+
+
+def test_host_memory_needs_no_waiting_and_has_a_clock(engine):
+    assert engine.host and engine.record() is None
+    engine.wait(None)
     engine.synchronize()
+    start = engine.mark()
+    assert engine.elapsed(start, engine.mark()) >= 0
+    a = engine.zeros((3,))
+    assert engine.fetch(a)() is engine.to_host(a)

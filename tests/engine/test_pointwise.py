@@ -68,23 +68,31 @@ def test_concat(engine, dtype, rng):
     close(engine.concat(xs), np.concatenate(xs, -1).astype(np.float64), dtype)
 
 
+def flat_parts(shape, part=()):
+    """Per dimension, what each place adds to the flat index."""
+    steps = [int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
+    return [
+        np.arange(n * step, step=step)[p]
+        for n, step, p in zip(shape, steps, part or (slice(None),) * len(shape), strict=True)
+    ]
+
+
 def test_dropout_does_not_depend_on_blocks(engine, dtype, rng):
     shape, key = (4, 6, 5, 7), counter_random.fold(3, 1, 4)
     x = spread(rng, shape, dtype)
-    index = np.arange(x.size).reshape(shape)
-    whole = engine.dropout(x, 0.3, key, index)
+    whole = engine.dropout(x, 0.3, key, flat_parts(shape))
     kept = whole != 0
     assert 0.62 < kept.mean() < 0.78  # 840 draws: five standard deviations
     close(whole, np.where(kept, x / 0.7, 0.0), dtype)
-    for part in (np.s_[1:3, 2:5, :, 1:6], np.s_[:, :, 3:3], np.s_[0:4, 5:6, :, 4:]):
+    for part in (np.s_[1:3, 2:5, :, 1:6], np.s_[:, :, 3:3, :], np.s_[0:4, 5:6, :, 4:]):
         block = np.ascontiguousarray(x[part])
-        np.testing.assert_array_equal(engine.dropout(block, 0.3, key, np.ascontiguousarray(index[part])), whole[part])
-    assert not np.array_equal(kept, engine.dropout(x, 0.3, key + 1, index) != 0)
+        np.testing.assert_array_equal(engine.dropout(block, 0.3, key, flat_parts(shape, part)), whole[part])
+    assert not np.array_equal(kept, engine.dropout(x, 0.3, key + 1, flat_parts(shape)) != 0)
 
 
-def test_dropout_broadcasts_the_index(engine, dtype, rng):
+def test_dropout_of_whole_channels(engine, dtype, rng):
     x = 1 + rng.random((3, 4, 5, 8)).astype(dtype)
-    index = np.arange(3 * 8).reshape(3, 1, 1, 8)  # whole channels
+    index = [np.arange(0, 24, 8), np.zeros(4, np.int64), np.zeros(5, np.int64), np.arange(8)]
     kept = engine.dropout(x, 0.5, 11, index) != 0
     np.testing.assert_array_equal(kept, np.broadcast_to(kept[:, :1, :1], kept.shape))
     assert 0 < kept.mean() < 1
@@ -92,6 +100,12 @@ def test_dropout_broadcasts_the_index(engine, dtype, rng):
 
 def test_dropout_of_nothing_and_of_everything(engine, dtype, rng):
     x = spread(rng, (3, 4), dtype)
-    index = np.arange(12).reshape(3, 4)
-    close(engine.dropout(x, 0.0, 1, index), x.astype(np.float64), dtype)
-    close(engine.dropout(x, 1.0, 1, index), np.zeros(x.shape), dtype)
+    close(engine.dropout(x, 0.0, 1, flat_parts(x.shape)), x.astype(np.float64), dtype)
+    close(engine.dropout(x, 1.0, 1, flat_parts(x.shape)), np.zeros(x.shape), dtype)
+
+
+def test_axpy(engine, dtype, rng):
+    x, y = spread(rng, (3, 4), dtype), spread(rng, (3, 4), dtype)
+    close(engine.axpy(0.3, x), 0.3 * x.astype(np.float64), dtype)
+    close(engine.axpy(0.3, x, y), 0.3 * x.astype(np.float64) + y, dtype)
+    assert engine.axpy(0.3, x).dtype == dtype

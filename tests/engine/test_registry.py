@@ -63,7 +63,8 @@ def test_engines_add_no_public_methods_and_keep_argument_names(engine):
         if name.startswith("_"):
             continue
         assert hasattr(Engine, name), f"{name} is not part of the interface"
-        assert list(inspect.signature(method).parameters) == list(inspect.signature(getattr(Engine, name)).parameters)
+        wanted = [n for n in inspect.signature(getattr(Engine, name)).parameters if n != "self"]
+        assert [n for n in inspect.signature(method).parameters if n != "self"] == wanted
 
 
 def test_every_kernel_is_described():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.engine.native import passes as native
-from lbpar.runtime.optim import compiled
+from lbpar.engine.native.passes import is_dense, native
+from lbpar.engine.native.updates import CompiledUpdates
+from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.runtime.optim.adam import Adam, AdamW
 from lbpar.runtime.optim.sgd import SGD
 
@@ -27,16 +28,22 @@ MAKERS = {
 
 @pytest.fixture(autouse=True)
 def needs_passes():
-    if compiled.passes(np.ones(1, np.float32)) is None:
+    if native() is None:
         pytest.skip("no C compiler")
 
 
-def train(make, monkeypatch, switch: str, spoil=None):
+def compiled(threads: int | None = None) -> CompiledUpdates:
+    engine = CompiledUpdates()
+    engine.native = native(threads)
+    return engine
+
+
+def train(make, engine, spoil=None):
     """Five steps from the same start with the same gradients; weights and state at the end."""
-    monkeypatch.setenv(native.SWITCH, switch)
     rng = np.random.default_rng(3)
     params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SIZES.items()}
     optimizer = make()
+    optimizer.engine = engine
     for _ in range(5):
         grads = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SIZES.items()}
         if spoil is not None:
@@ -50,13 +57,8 @@ def train(make, monkeypatch, switch: str, spoil=None):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_equals_numpy_to_the_last_bit(make, threads, monkeypatch):
-    want = train(make, monkeypatch, "0")
-    assert compiled.passes(np.ones(1, np.float32)) is None
-    monkeypatch.setenv(native.SWITCH, "1")
-    passes = compiled.passes(np.ones(1, np.float32))
-    monkeypatch.setattr(passes, "threads", threads)
-    got = train(make, monkeypatch, "1")
+def test_equals_numpy_to_the_last_bit(make, threads):
+    want, got = train(make, NumpyEngine()), train(make, compiled(threads))
     assert got.keys() == want.keys()
     for name, array in want.items():
         assert got[name].dtype == np.float32
@@ -65,23 +67,22 @@ def test_equals_numpy_to_the_last_bit(make, threads, monkeypatch):
 
 @pytest.mark.parametrize("make", [MAKERS["sgd, nesterov, decay"], MAKERS["adamw"]])
 @pytest.mark.parametrize("bad", [[np.nan, np.inf, -np.inf], [3e38, -3e38, 0]], ids=["not finite", "overflow"])
-def test_bad_gradients_spoil_the_same_elements(make, bad, monkeypatch):
+def test_bad_gradients_spoil_the_same_elements(make, bad):
     with np.errstate(all="ignore"):
-        want = train(make, monkeypatch, "0", bad)
-        got = train(make, monkeypatch, "1", bad)
+        want, got = train(make, NumpyEngine(), bad), train(make, compiled(), bad)
     for name, array in want.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)
 
 
 def test_only_float32_blocks_are_taken():
     single, double = np.ones(3, np.float32), np.ones(3)
-    assert compiled.passes(single, single) is not None
-    assert compiled.passes(single, double) is None
-    assert compiled.passes(double) is None
-    assert compiled.passes(single[:0]) is None
+    assert is_dense(single, single)
+    assert not is_dense(single, double) and not is_dense(double) and not is_dense(single[:0])
 
 
-def test_a_float64_gradient_of_a_float32_block_still_works():
-    w = {"w": np.ones(4, np.float32)}
-    SGD(0.5).step(w, {"w": np.ones(4)})
+@pytest.mark.parametrize("engine", [NumpyEngine, compiled])
+def test_a_float64_gradient_of_a_float32_block_still_works(engine):
+    w, rule = {"w": np.ones(4, np.float32)}, SGD(0.5)
+    rule.engine = engine()
+    rule.step(w, {"w": np.ones(4)})
     np.testing.assert_array_equal(w["w"], np.full(4, 0.5, np.float32))

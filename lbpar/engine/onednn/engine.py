@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lbpar.engine.base import Array, Float64Array, Index, LocalWindow, Window
+from lbpar.engine.base import LocalWindow, Window
+from lbpar.engine.device import Array, Float64Array, Index
 from lbpar.engine.native.losses import CompiledLosses
 from lbpar.engine.native.passes import is_dense, native
+from lbpar.engine.native.updates import CompiledUpdates
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import cdef, conv, pool, rows
 from lbpar.engine.onednn.library import Context, Refused, load
@@ -30,7 +32,7 @@ SMALL = 1 << 14
 (measured), and the reference's float64 sums come for free."""
 
 
-class OneDnnEngine(CompiledLosses):
+class OneDnnEngine(CompiledLosses, CompiledUpdates):
     """Local kernels by oneDNN's C API.
 
     oneDNN reads and writes NumPy memory in place. Primitives are created once per operation, shapes and geometry;
@@ -357,19 +359,10 @@ class OneDnnEngine(CompiledLosses):
             return super().norm_sums(x, shift)
         return run(_dense(x), np.asarray(shift, dtype=np.float64))
 
-    def norm_moments(
-        self, sums: Array, shift: Array, count: float, eps: float
-    ) -> tuple[Float64Array, Float64Array, Float64Array]:
+    def norm_moments(self, sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
         if self.native is None:
             return super().norm_moments(sums, shift, count, eps)
-        found = self.native.norm_moments(sums, shift, count, eps)
-        return found[0], found[1], found[2]
-
-    def norm_statistics(self, x: Array, shift: Array, count: float, eps: float) -> tuple[Float64Array, Float64Array]:
-        sums = self.norm_sums(x, shift)
-        if self.native is None:
-            return sums, np.stack(super().norm_moments(sums, shift, count, eps))
-        return sums, self.native.norm_moments(sums, shift, count, eps)
+        return self.native.norm_moments(sums, shift, count, eps)
 
     def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
         native = self.native
@@ -589,7 +582,7 @@ class OneDnnEngine(CompiledLosses):
         """``relu_forward(conv_forward(...))``, the former in place. (oneDNN's fused relu would turn NaN into 0.)"""
         y = self._conv(x, w, b, win, groups, tuple(out_spatial))
         if y is None:
-            return self.relu_forward(NumpyEngine.conv_forward(self, x, w, b, win, groups, out_spatial))
+            return self.relu_forward(NumpyEngine.conv_forward(x, w, b, win, groups, out_spatial))
         return self._relu(y, y)
 
     def conv_backward_weights_bias(
@@ -667,23 +660,15 @@ class OneDnnEngine(CompiledLosses):
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
         return self.pool.empty(shape, self.dtype if dtype is None else dtype)
 
-    def pack(self, a: Array, index: Index) -> Array:
-        if not all(isinstance(i, slice) for i in index):
-            return super().pack(a, index)
+    def pack(self, a: Array, index: Index, out: Array | None = None) -> Array:
+        if self.native is None or not is_dense(a) or any(not isinstance(i, slice) for i in index):
+            return super().pack(a, index, out)
         part = a[tuple(index)]
-        if (
-            self.native is not None
-            and is_dense(a)
-            and part.shape[:-1] == a.shape[:-1]
-            and index[-1].step in (None, 1)
-            and part.size
-        ):
-            out = self._new(part.shape)
-            self.native.copy_columns(a, index[-1].indices(a.shape[-1])[0], out, 0, part.shape[-1])
-            return out
-        out = self.pool.empty(part.shape, a.dtype)
-        np.copyto(out, part)
-        return out
+        if part.shape[:-1] != a.shape[:-1] or index[-1].step not in (None, 1) or not part.size:
+            return super().pack(a, index, out)
+        target = self._new(part.shape) if out is None else out.reshape(part.shape)
+        self.native.copy_columns(a, index[-1].indices(a.shape[-1])[0], target, 0, part.shape[-1])
+        return target if out is None else out
 
 
 def is_float32(*arrays: Array) -> bool:

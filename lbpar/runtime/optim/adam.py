@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 
-import numpy as np
-
+from lbpar.engine.device import Array
 from lbpar.runtime.optim.base import Optimizer, require
-from lbpar.runtime.optim.blocks import Array, chunks
-from lbpar.runtime.optim.compiled import passes
 from lbpar.runtime.optim.groups import Group
 from lbpar.runtime.optim.norms import Norms
 
@@ -49,34 +46,15 @@ class Adam(Optimizer):
         require(self.name, "eps", eps, eps >= 0, "a number >= 0")
         self.eps = eps
 
-    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
+    def _update(
+        self, names: list[str], blocks: list[tuple[Array, ...]], decays: list[float], rates: list[float], norms: Norms
+    ) -> None:
+        # m/correct1 / (sqrt(v)/root + eps) with both corrections moved into scalars: two passes fewer
         correct1, correct2 = (1 - b**self.steps for b in self.betas)
         root = sqrt(correct2)
-        for param, weights in params.items():
-            decay, rate = self.decay(param), float(lr * self.group(param).lr_scale)
-            means, squares = self._slots(param)
-            native = passes(weights, grads[param], means, squares)
-            if native is not None:  # the same arithmetic as below in one pass
-                keep, pull = (1 - rate * decay, 0.0) if self.decoupled else (1.0, decay)
-                scalars = keep, pull, self.eps * root, rate * root / correct1
-                native.adam(weights, grads[param], means, squares, self.betas, *scalars)
-                continue
-            for p, g, m, v in chunks(weights, grads[param], means, squares):
-                s = self._scratch.get(p.dtype, p.size)
-                if decay and self.decoupled:
-                    p *= 1 - rate * decay
-                elif decay:
-                    d = self._scratch.get(p.dtype, p.size, 1)
-                    np.multiply(p, decay, out=d)
-                    d += g
-                    g = d
-                update_moments(m, v, g, self.betas, s)
-                # m/correct1 / (sqrt(v)/root + eps) with both corrections moved into scalars: two passes fewer
-                np.sqrt(v, out=s)
-                s += self.eps * root
-                np.divide(m, s, out=s)
-                s *= rate * root / correct1
-                p -= s
+        keeps = [1 - rate * decay if self.decoupled else 1.0 for rate, decay in zip(rates, decays, strict=True)]
+        pulls = [0.0] * len(decays) if self.decoupled else decays
+        self.engine.adam(blocks, self.betas, self.eps * root, keeps, pulls, [rate * root / correct1 for rate in rates])
 
 
 class AdamW(Adam):
@@ -105,15 +83,3 @@ def check_betas(where: str, betas: tuple[float, float]) -> tuple[float, float]:
     """The two decay rates; ConfigError unless both lie in [0, 1)."""
     require(where, "betas", betas, len(betas) == 2 and all(0 <= b < 1 for b in betas), "two numbers in [0, 1)")
     return (betas[0], betas[1])
-
-
-def update_moments(m: Array, v: Array, g: Array, betas: tuple[float, float], scratch: Array) -> None:
-    """Running means of ``g`` (into ``m``) and of its square (into ``v``), in place."""
-    b1, b2 = betas
-    m *= b1
-    np.multiply(g, 1 - b1, out=scratch)
-    m += scratch
-    v *= b2
-    np.multiply(g, g, out=scratch)
-    scratch *= 1 - b2
-    v += scratch

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
+from lbpar.engine.base import Engine
+from lbpar.engine.device import Array
+from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
-from lbpar.runtime.optim.blocks import Array, Scratch, flat
 from lbpar.runtime.optim.groups import Group, check_groups
 from lbpar.runtime.optim.norms import LocalNorms, Norms
 
@@ -36,10 +36,13 @@ class Optimizer(ABC):
         ``state[param][slot]``: arrays like the parameter's local block.
     steps : int
         Number of steps taken.
+    engine : Engine
+        Holds the blocks and computes on them; default: NumPy.
     """
 
     name: ClassVar[str]
     slots: tuple[str, ...] = ()
+    engine: Engine = NumpyEngine()
 
     def __init__(
         self,
@@ -56,7 +59,6 @@ class Optimizer(ABC):
         self.groups = check_groups(groups or {})
         self.state: dict[str, dict[str, Array]] = {}
         self.steps = 0
-        self._scratch = Scratch()
 
     def group(self, param: str) -> Group:
         """The exceptions that hold for a parameter."""
@@ -71,7 +73,7 @@ class Optimizer(ABC):
         """Allocate zero state for parameters that have none yet; `step` does it on the way."""
         for param, p in params.items():
             if param not in self.state:
-                self.state[param] = {slot: np.zeros(p.shape, p.dtype) for slot in self.slots}
+                self.state[param] = {slot: self.engine.zeros(p.shape, p.dtype) for slot in self.slots}
 
     def step(
         self,
@@ -111,11 +113,30 @@ class Optimizer(ABC):
         self.steps += 1
         flat_params = {param: flat(param, p) for param, p in used.items()}
         flat_grads = {param: flat(param, grads[param]) for param in used}
-        self._update(flat_params, flat_grads, self.lr if lr is None else lr, norms or LocalNorms())
+        rate = self.lr if lr is None else lr
+        blocks = [(p, flat_grads[param], *self._slots(param)) for param, p in flat_params.items()]
+        decays = [self.decay(param) for param in used]
+        rates = [float(rate * self.group(param).lr_scale) for param in used]
+        self._update(list(used), blocks, decays, rates, norms or LocalNorms())
 
     @abstractmethod
-    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
-        """The rule itself, on 1-D views with the same names in both dicts; ``self.steps`` counts this step already."""
+    def _update(
+        self,
+        names: list[str],
+        blocks: list[tuple[Array, ...]],
+        decays: list[float],
+        rates: list[float],
+        norms: Norms,
+    ) -> None:
+        """The rule itself; ``self.steps`` counts this step already.
+
+        Parameters
+        ----------
+        names : parameters
+        blocks : 1-D views of each parameter, its gradient and its state in the order of ``slots``
+        decays, rates : weight decay and learning rate of each
+        norms : see `step`
+        """
 
     def _slots(self, param: str) -> tuple[Array, ...]:
         """1-D views of a parameter's state, in the order of ``slots``."""
@@ -147,7 +168,7 @@ class Optimizer(ABC):
                     f"{self.name}: the saved state holds {key!r}, expected slots {list(self.slots)}. "
                     "Resume with the optimizer that wrote the checkpoint."
                 )
-            state.setdefault(param, {})[slot] = np.array(array, order="C")
+            state.setdefault(param, {})[slot] = self.engine.copy(self.engine.from_host(array))
         for param, slots in state.items():
             if missing := [s for s in self.slots if s not in slots]:
                 raise CheckpointError(
@@ -158,6 +179,16 @@ class Optimizer(ABC):
             raise CheckpointError(f"{self.name}: the saved counters {dict(counters)} lack 'steps'.")
         self.state = state
         self.steps = int(counters["steps"])
+
+
+def flat(name: str, array: Array) -> Array:
+    """One-dimensional view of a block; TrainingError if it is not C-contiguous (an update would be lost)."""
+    if not array.flags.c_contiguous:
+        raise TrainingError(
+            f"{name}: the optimizer was given a block of shape {array.shape} that is not C-contiguous, expected a "
+            "C-contiguous array. Pass numpy.ascontiguousarray of it and keep that copy as the parameter."
+        )
+    return array.reshape(-1)
 
 
 def require(where: str, field: str, value: object, ok: bool, expected: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 
-import numpy as np
-
-from lbpar.runtime.optim.adam import check_betas, update_moments
+from lbpar.engine.device import Array
+from lbpar.runtime.optim.adam import check_betas
 from lbpar.runtime.optim.base import Optimizer, require
-from lbpar.runtime.optim.blocks import Array, chunks, sum_of_squares
 from lbpar.runtime.optim.groups import Group
 from lbpar.runtime.optim.norms import Norms
 
@@ -51,39 +49,12 @@ class LAMB(Optimizer):
         require(self.name, "eps", eps, eps >= 0, "a number >= 0")
         self.eps = eps
 
-    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
-        local: dict[str, Array] = {}
-        for param, weights in params.items():
-            direction = 0.0
-            adapt, decay = self.group(param).adapt, self.decay(param)
-            for p, g, m, v in chunks(weights, grads[param], *self._slots(param)):
-                update_moments(m, v, g, self.betas, self._scratch.get(p.dtype, p.size))
-                if adapt:
-                    direction += sum_of_squares(self._direction(p, m, v, decay))
-            if adapt:
-                local[param] = np.array([sum_of_squares(weights), direction])
-        squares = norms.squared(local)
-        for param, weights in params.items():
-            rate, decay = lr * self.group(param).lr_scale, self.decay(param)
-            if param in squares:
-                weight, update = map(sqrt, squares[param])
-                rate *= weight / update if weight > 0 and update > 0 else 1.0
-            for p, m, v in chunks(weights, *self._slots(param)):
-                u = self._direction(p, m, v, decay)
-                u *= rate
-                p -= u
-
-    def _direction(self, p: Array, m: Array, v: Array, decay: float) -> Array:
-        """The unscaled step u of one piece, in scratch memory."""
+    def _update(
+        self, names: list[str], blocks: list[tuple[Array, ...]], decays: list[float], rates: list[float], norms: Norms
+    ) -> None:
         correct1, correct2 = (1 - b**self.steps for b in self.betas)
         root = sqrt(correct2)
-        u = self._scratch.get(p.dtype, p.size)
-        np.sqrt(v, out=u)
-        u += self.eps * root
-        np.divide(m, u, out=u)
-        u *= root / correct1
-        if decay:
-            s = self._scratch.get(p.dtype, p.size, 1)
-            np.multiply(p, decay, out=s)
-            u += s
-        return u
+        eps, scale = self.eps * root, root / correct1
+        total = norms.squared(names, self.engine.lamb_moments(blocks, self.betas, eps, scale, decays))
+        adapted = [self.group(name).adapt for name in names]
+        self.engine.lamb([(p, m, v) for p, _, m, v in blocks], total, adapted, eps, scale, decays, rates)

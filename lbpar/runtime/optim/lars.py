@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
 
-import numpy as np
-
+from lbpar.engine.device import Array
 from lbpar.runtime.optim.base import Optimizer, require
-from lbpar.runtime.optim.blocks import Array, chunks, sum_of_squares
 from lbpar.runtime.optim.groups import Group
 from lbpar.runtime.optim.norms import Norms
 
@@ -55,32 +52,10 @@ class LARS(Optimizer):
         self.trust = trust
         self.eps = eps
 
-    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
-        squares = norms.squared(
-            {
-                param: np.array([sum_of_squares(w), sum_of_squares(grads[param])])
-                for param, w in params.items()
-                if self.group(param).adapt
-            }
-        )
-        for param, weights in params.items():
-            decay = self.decay(param)
-            rate = lr * self.group(param).lr_scale
-            if param in squares:
-                weight, grad = map(sqrt, squares[param])
-                rate *= self._ratio(weight, grad, decay)
-            for p, g, v in chunks(weights, grads[param], *self._slots(param)):
-                s = self._scratch.get(p.dtype, p.size)
-                if decay:
-                    np.multiply(p, decay, out=s)
-                    s += g
-                    s *= rate
-                else:
-                    np.multiply(g, rate, out=s)
-                v *= self.momentum
-                v += s
-                p -= v
-
-    def _ratio(self, weight: float, grad: float, decay: float) -> float:
-        below = grad + decay * weight + self.eps
-        return self.trust * weight / below if weight > 0 and below > 0 else 1.0
+    def _update(
+        self, names: list[str], blocks: list[tuple[Array, ...]], decays: list[float], rates: list[float], norms: Norms
+    ) -> None:
+        squares = self.engine.squared_norms([a for block in blocks for a in block[:2]]).reshape(-1, 2)
+        adapted = [self.group(name).adapt for name in names]
+        total = norms.squared(names, squares)
+        self.engine.lars(blocks, total, adapted, self.momentum, decays, rates, self.trust, self.eps)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lbpar.config.fields import as_fields, choose
+from lbpar.engine.base import Engine
 from lbpar.errors import ConfigError
 from lbpar.runtime.optim.adam import Adam, AdamW
 from lbpar.runtime.optim.base import Optimizer
@@ -18,7 +19,12 @@ from lbpar.runtime.optim.sgd import SGD
 OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, AdamW, LARS, LAMB)}
 
 
-def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None, no_decay: Collection[str] = ()) -> Optimizer:
+def make_optimizer(
+    config: Any,
+    kinds: Mapping[str, str] | None = None,
+    no_decay: Collection[str] = (),
+    engine: Engine | None = None,
+) -> Optimizer:
     """Build the optimizer that a run file names.
 
     Parameters
@@ -30,6 +36,8 @@ def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None, no_decay
         See `Optimizer`.
     no_decay : collection of str
         Kinds without weight decay, and without trust ratio in LARS and LAMB.
+    engine : Engine, optional
+        Holds the parameters; default: NumPy.
 
     Raises
     ------
@@ -47,7 +55,10 @@ def make_optimizer(config: Any, kinds: Mapping[str, str] | None = None, no_decay
         choose(f"optimizer {name}", "field", field, allowed)
     if "lr" not in fields and inspect.signature(cls).parameters["lr"].default is inspect.Parameter.empty:
         raise ConfigError(f"optimizer {name}: no learning rate given, expected for example 'lr: 0.1'.")
-    return cls(**fields, kinds=kinds, groups=groups)
+    optimizer = cls(**fields, kinds=kinds, groups=groups)
+    if engine is not None:
+        optimizer.engine = engine
+    return optimizer
 
 
 def _group(fields: dict[str, Any]) -> Group:

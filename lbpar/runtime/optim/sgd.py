@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
+from lbpar.engine.device import Array
 from lbpar.runtime.optim.base import Optimizer, require
-from lbpar.runtime.optim.blocks import Array, chunks
-from lbpar.runtime.optim.compiled import passes
 from lbpar.runtime.optim.groups import Group
 from lbpar.runtime.optim.norms import Norms
 
@@ -47,30 +44,7 @@ class SGD(Optimizer):
         self.nesterov = nesterov
         self.slots = ("momentum",) if momentum else ()
 
-    def _update(self, params: dict[str, Array], grads: dict[str, Array], lr: float, norms: Norms) -> None:
-        for param, weights in params.items():
-            decay, rate = self.decay(param), float(lr * self.group(param).lr_scale)
-            blocks = weights, grads[param], *self._slots(param)
-            native = passes(*blocks)
-            if native is not None:  # the same arithmetic as below in one pass
-                native.sgd(blocks[0], blocks[1], blocks[2:], self.momentum, self.nesterov, decay, rate)
-                continue
-            for p, g, *velocity in chunks(*blocks):
-                s = self._scratch.get(p.dtype, p.size)
-                d = g
-                if decay:
-                    d = self._scratch.get(p.dtype, p.size, 1)
-                    np.multiply(p, decay, out=d)
-                    d += g
-                if velocity:
-                    (v,) = velocity
-                    v *= self.momentum
-                    v += d
-                    if self.nesterov:
-                        np.multiply(v, self.momentum, out=s)
-                        s += d
-                        d = s
-                    else:
-                        d = v
-                np.multiply(d, rate, out=s)
-                p -= s
+    def _update(
+        self, names: list[str], blocks: list[tuple[Array, ...]], decays: list[float], rates: list[float], norms: Norms
+    ) -> None:
+        self.engine.sgd(blocks, self.momentum, self.nesterov, decays, rates)
