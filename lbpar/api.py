@@ -315,12 +315,12 @@ def train(
     started = perf_counter()
     if resume and not write:
         raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
-    trainer, resumed, own = _trainer(config, graph, plan, transport, write, resume)
+    trainer, goes_on, own = _trainer(config, graph, plan, transport, write, resume)
     trained = Trained(trainer, _close=own)
     with ExitStack() as on_error:
         on_error.push(trained)
         if write:
-            trained.records = command.run(trainer, resumed, started, on_epoch)
+            trained.records = command.run(trainer, goes_on, started, on_epoch)
         else:
             for record in trainer.train():
                 trained.records.append(record)
@@ -382,7 +382,7 @@ def _trainer(
     write: bool = False,
     resume: Resume = False,
 ) -> tuple[Trainer, bool, bool]:
-    """A trainer, whether it goes on from a checkpoint, and whether its transport was made here."""
+    """A trainer, whether it is to go on from a checkpoint, and whether its transport was made here."""
     graph = _network(config, graph)
     own = transport is None
     transport = connect() if transport is None else transport

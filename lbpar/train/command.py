@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.model import PythonModel
 from lbpar.config.run_file import RunConfig, dump
+from lbpar.errors import CheckpointError
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
 from lbpar.train.directory import Resume, check_directory, check_metrics, make_directory
 from lbpar.train.json_text import write_text
+from lbpar.train.lock import RunLock, check_free
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
@@ -58,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_procs(config, transport.size)
     plan = build_plan(config, graph, transport.size, transport=transport)
     transport = connect_to(plan.grid, transport)
-    trainer, resumed = start(config, graph, plan, transport, args.resume)
+    trainer, goes_on = start(config, graph, plan, transport, args.resume)
     with closing(trainer):
-        run(trainer, resumed, started)
+        run(trainer, goes_on, started)
     transport.close()
     return 0
 
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def start(
     config: RunConfig, graph: Graph, plan: Plan, transport: Transport, resume: Resume = False
 ) -> tuple[Trainer, bool]:
-    """A trainer that may write into ``run.out``, and whether it goes on from a checkpoint. Collective over all ranks.
+    """A trainer that may write into ``run.out``, and whether it is to go on from a checkpoint. Collective over all ranks.
 
     Raises
     ------
@@ -81,6 +83,7 @@ def start(
     goes_on = False
     with together(transport):
         if root:
+            check_free(out)
             goes_on = check_directory(out, resume)
     goes_on = transport.bcast(goes_on)
     with together(transport):
@@ -89,17 +92,17 @@ def start(
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)
             make_directory(config.run)
-    return trainer, goes_on and trainer.resume(out / "checkpoints")
+    return trainer, goes_on
 
 
-def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
+def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
     """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks.
 
     Parameters
     ----------
     trainer : Trainer
-    resumed : bool
-        Whether it goes on from a checkpoint.
+    goes_on : bool
+        Whether to resume from the newest checkpoint.
     started : float, seconds
         When the run started, on the clock of ``time.perf_counter``.
     on_epoch : callable, optional
@@ -110,8 +113,31 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
     list of dict
         The records of the epochs.
     """
+    out = Path(trainer.config.run.out)
+    with _locked(out, trainer.transport) as lock:
+        with together(trainer.transport):
+            if lock and check_directory(out, goes_on or "auto") != goes_on:
+                raise CheckpointError(
+                    f"run.out: {out} holds a run that another job began meanwhile; add --resume to go on with it."
+                )
+        return _run(trainer, out, goes_on and trainer.resume(out / "checkpoints"), lock, started, on_epoch)
+
+
+@contextmanager
+def _locked(out: Path, transport: Transport) -> Iterator[RunLock | None]:
+    """No other job writes into the directory; rank 0 gets the lock."""
+    lock = None
+    with together(transport):
+        if transport.rank == 0:
+            lock = RunLock(out)
+    with lock or nullcontext():
+        yield lock
+
+
+def _run(
+    trainer: Trainer, out: Path, resumed: bool, lock: RunLock | None, started: float, on_epoch: OnEpoch | None
+) -> list[dict[str, Any]]:
     config, root = trainer.config, trainer.transport.rank == 0
-    out = Path(config.run.out)
     if trainer.done and resumed:
         if root:
             why = f" (early stop: {trainer.early_stop.reason})" if trainer.early_stop and trainer.stopped else ""
@@ -127,8 +153,10 @@ def run(trainer: Trainer, resumed: bool, started: float, on_epoch: OnEpoch | Non
             announce(trainer, resumed, state, begin - started)
         while not trainer.done:
             records.append(_epoch(trainer, root))
-            if writer is not None:
-                writer.write(records[-1])
+            with together(trainer.transport):
+                if lock and writer:
+                    lock.check()
+                    writer.write(records[-1])
             checkpoint = config.run.checkpoint
             if checkpoint is not None and (trainer.epoch % checkpoint.every_epochs == 0 or trainer.done):
                 trainer.save(out / "checkpoints")
