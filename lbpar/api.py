@@ -31,11 +31,11 @@ from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
+from lbpar.program.words import program_rows
 from lbpar.train import command
 from lbpar.train.directory import Resume
 from lbpar.train.predict import weights
 from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
-from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect

@@ -5,12 +5,12 @@ Commands are found by name and loaded only when asked for, so `lbpar --version` 
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import runpy
 import sys
 
 from lbpar import __version__
+from lbpar.text import nearest
 
 COMMANDS: dict[str, str] = {
     "train": "train a network: mpirun -n 4 lbpar train --config run.yaml",
@@ -57,8 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     command = name.replace("-", "_")
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"expected one of: {', '.join(COMMANDS)}."
+        hint = nearest(command, COMMANDS).strip() or f"expected one of: {', '.join(COMMANDS)}."
         print(f"lbpar: unknown command `{name}`; {hint}", file=sys.stderr)
         return 2
     module = f"lbpar.{command}"

@@ -30,7 +30,7 @@ def test_version_and_help_import_nothing_heavy() -> None:
 @pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("plans", "plan"), ("mpi-steup", "mpi_setup")])
 def test_unknown_command_gets_the_nearest_name(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([typed]) == 2
-    assert f"unknown command `{typed}`; did you mean `{meant}`?" in capsys.readouterr().err
+    assert f"unknown command `{typed}`; did you mean '{meant}'?" in capsys.readouterr().err
 
 
 def test_hopeless_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,11 @@ from lbpar.config.paths import path_option
 from lbpar.config.report import check
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
+from lbpar.text import human_bytes
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import together
-from lbpar.units import human_bytes
 
 
 def parser() -> Parser:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from lbpar.errors import ConfigError
+from lbpar.text import nearest
 
 
 def as_fields(config: Any) -> dict[str, Any]:
@@ -24,6 +24,4 @@ def choose(where: str, what: str, name: str, known: Collection[str]) -> str:
     """``name`` if it is known, else ConfigError with the nearest known name and all of them."""
     if name in known:
         return name
-    close = get_close_matches(name, list(known), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ConfigError(f"{where}: unknown {what} {name!r}{hint}, expected one of {', '.join(known)}.")
+    raise ConfigError(f"{where}: unknown {what} {name!r}, {nearest(name, known)}expected one of {', '.join(known)}.")

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_s
 
 from lbpar.config.layers import JOINS, AnyLayer
 from lbpar.config.paths import FilePath
-from lbpar.config.report import nearest
 from lbpar.config.section import Count, Custom, Section, Shape, Text
+from lbpar.text import nearest
 
 WAYS = {"name": "NamedModel", "onnx": "OnnxModel", "python": "PythonModel", "layers": "InlineModel"}
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from lbpar.config.layers import NormStats
 from lbpar.config.paths import expand
-from lbpar.config.report import nearest
 from lbpar.config.section import Bytes, Count, Custom, Section, is_int
+from lbpar.text import nearest
 
 STRATEGIES = ("auto", "data", "spatial", "filter", "channel", "stationary-w", "owt")
 LOOPS = ("N", "C", "F", "D", "H", "W", "G")

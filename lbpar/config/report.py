@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -10,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from lbpar.config.section import Section
 from lbpar.errors import ConfigError
+from lbpar.text import nearest
 
 T = TypeVar("T", bound=Section)
 
@@ -48,13 +48,6 @@ def check(cls: type[T], data: Any, source: str) -> T:
     if len(texts) == 1:
         raise ConfigError(f"{source}: {texts[0]}")
     raise ConfigError("\n  ".join([f"{source}: {len(texts)} mistakes:", *texts]))
-
-
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return ``did you mean 'x'? `` for the closest known name, or an empty string."""
-    lower = {k.lower(): k for k in reversed(known)}
-    close = get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.6)
-    return f"did you mean '{lower[close[0]]}'? " if close else ""
 
 
 def shorten(value: Any) -> str:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from lbpar.config.machine_file import Latency, MachineFile, RateConfig, load_machine_file
-from lbpar.config.report import check, nearest
+from lbpar.config.report import check
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.transition import MoveKind
+from lbpar.text import nearest
 
 #: A number, or an array of one number per configuration.
 Many = Any

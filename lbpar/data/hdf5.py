@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.paths import as_path
-from lbpar.config.report import nearest
 from lbpar.data.box import check_box, pieces, to_runs
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, box_shape, indices, whole
+from lbpar.text import nearest
 
 Array = NDArray[Any]
 _log = logging.getLogger("lbpar")

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 
 from lbpar.config.paths import as_path
 from lbpar.errors import DataError
-from lbpar.units import human_bytes
+from lbpar.text import human_bytes
 
 
 class NewFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 
 import numpy.typing as npt
@@ -11,6 +10,7 @@ from lbpar.config.engine import EngineConfig
 from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import ConfigError, EngineError
+from lbpar.text import nearest
 from lbpar.threads import share
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,7 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
             return NumpyEngine(dtype, threads)
     if name == "cupy":
         raise ConfigError(f"engine.name: cupy is not part of this version of lbpar. Choose one of {', '.join(NAMES)}.")
-    near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ConfigError(f"engine.name: {name!r} is not an engine{hint} Choose one of {', '.join(NAMES)}.")
+    raise ConfigError(f"engine.name: got {name!r}, {nearest(name, NAMES)}expected one of {', '.join(NAMES)}.")
 
 
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from typing import Any
 
-from lbpar.config.report import nearest
 from lbpar.errors import GraphError
+from lbpar.text import nearest
 
 Ints = int | Sequence[int]
 Pads = int | Sequence[int | Sequence[int]]

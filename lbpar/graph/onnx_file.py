@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.config.paths import as_path
-from lbpar.config.report import nearest
 from lbpar.errors import ConfigError, GraphError
+from lbpar.text import nearest
 
 Array = NDArray[Any]
 OLDEST_OPSET = 9  # Before it, batch normalisation and upsampling meant something else.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lbpar.config.report import nearest
 from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph
 from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, read_onnx
 from lbpar.graph.onnx_ops import HANDLERS, INSTEAD
 from lbpar.graph.onnx_state import Import, first_dims, has_input, note
+from lbpar.text import nearest
 
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 _CONTROL = ("If", "Loop", "Scan")

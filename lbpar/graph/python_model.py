@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from lbpar.config.report import nearest
 from lbpar.errors import ConfigError, GraphError, LbparError
 from lbpar.graph.graph import Graph
+from lbpar.text import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__lbpar_model__"

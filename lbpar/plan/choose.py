@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.config.report import nearest
 from lbpar.cost.machine import Machine
 from lbpar.cost.memory import Memory, memory
 from lbpar.cost.price import Price, price
@@ -33,7 +32,7 @@ from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.solver.search import Solution, minimise
-from lbpar.units import human_bytes
+from lbpar.text import human_bytes, nearest
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4

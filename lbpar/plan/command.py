@@ -18,7 +18,7 @@ from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.paths import path_option
 from lbpar.config.plan_file import PlanFile, save_plan_file
-from lbpar.config.report import check, nearest
+from lbpar.config.report import check
 from lbpar.config.run_file import RunConfig
 from lbpar.config.section import parse_bytes
 from lbpar.cost.machine import Machine, find_machine, machine_names
@@ -35,7 +35,7 @@ from lbpar.plan.explain import explain
 from lbpar.plan.picture import draw
 from lbpar.plan.report import print_report
 from lbpar.plan.resolve import optimizer_name, resolve_plan
-from lbpar.units import human_bytes, human_seconds
+from lbpar.text import human_bytes, human_seconds, nearest
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,8 +9,8 @@ from lbpar.cost.price import SLOTS, StepPrice, local_bytes
 from lbpar.plan.choose import Choice, Outcome
 from lbpar.plan.costs import Tables
 from lbpar.plan.cuts import Floats
-from lbpar.plan.words import grid_words
-from lbpar.units import human_seconds
+from lbpar.program.words import grid_words
+from lbpar.text import human_seconds
 
 #: What a step's time is spent on.
 COMPUTE, WEIGHTS, STATISTICS, GHOSTS, PARTIAL, RESHARD, UPDATE = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lbpar.errors import ConfigError
-from lbpar.plan.words import WORDS
+from lbpar.program.words import WORDS
 
 COLOURS = {
     "N": "#4477aa",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lbpar.units import human_bytes, human_seconds
+from lbpar.text import human_bytes, human_seconds
 
 
 def print_report(report: dict[str, Any], *, layers: bool = True) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from lbpar.plan.assign import assign
 from lbpar.plan.choose import choose_plan
 from lbpar.plan.strategies import strategy_plan
 from lbpar.program.plan import OpGrid, Plan
+from lbpar.text import nearest
 
 
 def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
@@ -100,13 +100,9 @@ def check_layer(name: str, graph: Graph) -> None:
     """Raise PlanError, with the nearest name, if the graph has no op of this name."""
     names = [n.name for n in graph.ops]
     if name not in names:
-        raise PlanError(f"parallel.layers: {graph.name} has no layer {name!r}{_nearest(name, names)}")
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; its layers are {', '.join(names)}."
+        raise PlanError(
+            f"parallel.layers: {graph.name} has no layer {name!r}; {nearest(name, names)}its layers are {', '.join(names)}."
+        )
 
 
 def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: str = "plan file") -> Plan:
@@ -126,7 +122,7 @@ def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: 
     missing, unknown = sorted(names - set(file.ops)), sorted(set(file.ops) - names)
     if unknown:
         raise PlanError(
-            f"{where}: plans layer {unknown[0]!r}, which {graph.name} does not have{_nearest(unknown[0], names)}"
+            f"{where}: plans layer {unknown[0]!r}, which {graph.name} does not have; {nearest(unknown[0], names)}its layers are {', '.join(names)}."
         )
     grid = Grid(tuple(file.grid))
     if missing == sorted(names) and names:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from lbpar import __version__
+from lbpar.program.words import program_rows
+from lbpar.text import human_bytes
 from lbpar.train.json_text import write_report
 from lbpar.train.progress import print_table, short
-from lbpar.train.summary import program_rows
 from lbpar.train.terminal import screen
 from lbpar.train.trainer import Trainer
 
@@ -46,7 +47,7 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
         f"lbpar {__version__}: {graph.name}, {graph.parameter_count:,} parameters",
         f"{t.size} rank{'s' * (t.size > 1)} ({trainer.plan.grid}) × {e.threads} thread{'s' * (e.threads != 1)}",
         f"engine {e.name} {trainer.config.engine.dtype}",
-        f"{size(state)} of state per rank",
+        f"{human_bytes(state)} of state per rank",
         f"ready after {seconds:.1f} s",
     ]
     if resumed:
@@ -83,13 +84,3 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
     print_table(rows, title="per step and rank 0")
     words = [f"{k} {short(record[k])}" for k in FINAL if k in record]
     say("  ".join([*words, f"{facts['total_seconds']:.1f} s", f"-> {out}"]))
-
-
-def size(nbytes: int) -> str:
-    """``1.5 MB``."""
-    value, unit = float(nbytes), "B"
-    for bigger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, bigger
-    return f"{value:.3g} {unit}"

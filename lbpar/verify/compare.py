@@ -22,13 +22,13 @@ from lbpar.layout.runs import Box, indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
+from lbpar.program.words import itemsize
 from lbpar.runtime.binding import Context
 from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.runtime.initial import flat_index, initial_state
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.norms import LocalNorms
 from lbpar.runtime.worker import norms_over_ranks
-from lbpar.train.summary import itemsize
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld

@@ -20,7 +20,7 @@ def test_numpy_by_name():
 
 
 def test_unknown_name_offers_the_nearest():
-    with pytest.raises(ConfigError, match=r"engine\.name: 'onednnn'.*did you mean 'onednn'\?.*auto, numpy, onednn"):
+    with pytest.raises(ConfigError, match=r"engine\.name: got 'onednnn'.*did you mean 'onednn'\?.*auto, numpy, onednn"):
         get_engine("onednnn")
     with pytest.raises(ConfigError, match=r"'zzz' is not an engine\. Choose"):
         get_engine("zzz")

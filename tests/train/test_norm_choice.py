@@ -21,8 +21,8 @@ from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.plan.command import run as plan_command
 from lbpar.program.steps import Start, StartMany
+from lbpar.program.words import program_rows
 from lbpar.train.setup import build_graph, build_plan
-from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Sent
 from tests.util.counting import assert_counted

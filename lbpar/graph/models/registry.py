@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from lbpar.config.report import check, nearest
+from lbpar.config.report import check
 from lbpar.config.section import Section
 from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.graph import Graph
@@ -19,6 +19,7 @@ from lbpar.graph.models.cosmoflow import cosmoflow
 from lbpar.graph.models.inception import inception_v3
 from lbpar.graph.models.lenet import lenet
 from lbpar.graph.models.unet import unet2d, unet3d
+from lbpar.text import nearest
 
 #: Name to builder; a builder takes keyword options only, each with a type and a default.
 MODELS: dict[str, Callable[..., Graph]] = {

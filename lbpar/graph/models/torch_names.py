@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbpar.config.report import nearest
 from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.ops.linear import Linear
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Pointwise
 from lbpar.graph.ops.shape import Concat, Flatten
+from lbpar.text import nearest
 
 Array = NDArray[Any]
 _COUNTER = "num_batches_tracked"

@@ -1,15 +1,30 @@
-"""What a plan does, layer by layer, as rows of a table."""
+"""Plans and what programs send, in words and counts."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from lbpar.layout.exchange import volume
-from lbpar.plan.words import grid_words
+from lbpar.layout.grid import Axes, Grid
 from lbpar.program.steps import Program, Start
+
+WORDS = {"N": "samples", "C": "channels", "F": "filters", "D": "depth", "H": "height", "W": "width", "G": "groups"}
+
+
+def grid_words(op_grid: Mapping[str, Axes], grid: Grid) -> str:
+    """An op grid in words: ``samples 8 × height 2``; axes left idle are said to repeat the work."""
+    ways = {loop: grid.ways(axes) for loop, axes in op_grid.items() if axes}
+    text = " × ".join(f"{WORDS[loop]} {n}" for loop, n in sorted(ways.items(), key=_order)) or "not split"
+    used = grid.ways(tuple(a for axes in op_grid.values() for a in axes))
+    return text if used == grid.size else f"{text}, {grid.size // used} copies"
+
+
+def _order(item: tuple[str, int]) -> int:
+    return list("NDHWGFC").index(item[0])
 
 
 def itemsize(program: Program, step: Start, dtype: np.dtype) -> int:

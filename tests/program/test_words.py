@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.plan.words import grid_words
-from lbpar.train.report import size
+from lbpar.program.words import grid_words, program_rows
 from lbpar.train.setup import build_graph, build_plan
-from lbpar.train.summary import program_rows
 from lbpar.train.trainer import Trainer
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.training import PLANS, run_file
@@ -41,10 +39,3 @@ def test_words():
     assert grid_words(plan["pool"], plan.grid) == "channels 6"
     config = run_file()
     assert grid_words({}, build_plan(config, build_graph(config), 1).grid) == "not split"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (264_123, "264 kB"), (12_300_000_000, "12.3 GB")]
-)
-def test_sizes(nbytes, text):
-    assert size(nbytes) == text

@@ -1,6 +1,16 @@
-"""Quantities as people read them."""
+"""Quantities and names as people read them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """``did you mean 'x'? `` for the closest known name, in whatever case it was typed, or an empty string."""
+    lower = {k.lower(): k for k in reversed(list(known))}
+    close = get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.6)
+    return f"did you mean '{lower[close[0]]}'? " if close else ""
 
 
 def human_seconds(s: float) -> str:
