@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
@@ -23,19 +26,49 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Any]:
     """
     import h5py
 
-    file = h5py.File(path, "w", locking="best-effort")
+    with uninterrupted():
+        file = h5py.File(path, "w", locking="best-effort")
+        try:
+            yield file
+            file.flush()
+        except BaseException:
+            memory = hasattr(os, "memfd_create")
+            spare = os.memfd_create("given up") if memory else os.open(os.devnull, os.O_RDWR)
+            os.dup2(spare, file.id.get_vfd_handle())
+            os.close(spare)
+            raise
+        finally:
+            file.close()
+        flush_to_disk(Path(path))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """An interrupt (Ctrl-C) that comes inside this block comes at its end, a second one at once.
+
+    Where h5py lets go of an object, Python swallows the exception; the program would go on as if nobody had interrupted it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if (
+        threading.current_thread() is not threading.main_thread() or before is None
+    ):  # only that one is interrupted by Python
+        yield
+        return
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came and callable(before):
+            before(number, frame)
+        came = True
+
+    signal.signal(signal.SIGINT, note)
     try:
-        yield file
-        file.flush()
-    except BaseException:
-        memory = hasattr(os, "memfd_create")
-        spare = os.memfd_create("given up") if memory else os.open(os.devnull, os.O_RDWR)
-        os.dup2(spare, file.id.get_vfd_handle())
-        os.close(spare)
-        raise
+        yield
     finally:
-        file.close()
-    flush_to_disk(Path(path))
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def flush_to_disk(path: Path) -> None:

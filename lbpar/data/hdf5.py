@@ -21,6 +21,7 @@ from lbpar.config.paths import as_path
 from lbpar.data.box import check_box, pieces, to_runs
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
+from lbpar.hdf5_file import uninterrupted
 from lbpar.layout.runs import Box, box_shape, indices, whole
 from lbpar.text import nearest
 
@@ -188,7 +189,8 @@ class Hdf5Dataset:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            yield
+            with uninterrupted():
+                yield
         except FileNotFoundError:
             raise DataError(
                 f"{self._path}: no such file; make one with `python -m lbpar.data make` or `convert`, "

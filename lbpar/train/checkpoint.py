@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.errors import CheckpointError, LbparError
-from lbpar.hdf5_file import flush_to_disk, writing
+from lbpar.hdf5_file import flush_to_disk, uninterrupted, writing
 from lbpar.layout.runs import Box, box_shape, box_size
 from lbpar.train.boxes import box_fits, slabs
 
@@ -105,12 +105,13 @@ def write_checkpoint(
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the metadata cannot be stored as JSON: {error}.") from error
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        _write_tensors(part / _TENSORS, tensors, blocks, path)
-        _write(part / _META, text.encode())
-        _write(part / _SUMS, _sum(part / _TENSORS) + _sum(part / _META))
-        _publish(part, path)
+        with uninterrupted():  # what is interrupted now is kept and found again
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            _write_tensors(part / _TENSORS, tensors, blocks, path)
+            _write(part / _META, text.encode())
+            _write(part / _SUMS, _sum(part / _TENSORS) + _sum(part / _META))
+            _publish(part, path)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if not isinstance(error, OSError | RuntimeError) or isinstance(error, LbparError):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lbpar.errors import CheckpointError
+from lbpar.hdf5_file import uninterrupted
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import box_shape, box_size
 from lbpar.runtime.optim.base import Optimizer
@@ -75,7 +76,7 @@ def load(
         if transport.rank == 0:
             check_checkpoint(path)
     meta: dict[str, Any] = {}
-    with together(transport), open_checkpoint(path) as saved:
+    with together(transport), uninterrupted(), open_checkpoint(path) as saved:
         meta = saved.meta
         need(path, meta, ("step", "optimizer", "optimizer_name"))
         check(meta)

@@ -1,0 +1,83 @@
+"""HDF5 files are written whole; an interrupt waits until h5py is done, and is not lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from lbpar.hdf5_file import uninterrupted, writing
+from lbpar.layout.runs import whole
+from lbpar.train.checkpoint import check_checkpoint, checkpoint_path, write_checkpoint
+
+h5py = pytest.importorskip("h5py")
+
+
+class Lost:
+    """Interrupts where Python swallows the exception: as h5py's objects do when the interrupt comes while they are let go."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with uninterrupted():
+            Lost()
+            done.append("inside")
+        done.append("outside")
+    assert done == ["inside", "outside"]
+    assert signal.getsignal(signal.SIGINT) is before
+    with uninterrupted():
+        pass
+
+
+def test_a_second_interrupt_does_not_wait():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("first")
+        signal.raise_signal(signal.SIGINT)
+        done.append("second")
+    assert done == ["first"]
+
+
+def test_only_the_main_thread_is_interrupted():
+    before = signal.getsignal(signal.SIGINT)
+    inside = []
+
+    def work():
+        with uninterrupted():
+            inside.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert inside == [before]
+
+
+def test_an_interrupt_while_a_checkpoint_is_written_ends_the_run_when_it_is_whole(tmp_path):
+    path = checkpoint_path(tmp_path, 1)
+
+    def blocks():
+        Lost()
+        yield "w", whole((3,)), np.arange(3.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(path, {"w": ((3,), "f8")}, blocks(), {})
+    check_checkpoint(path)
+
+
+def test_a_failure_closes_the_file(tmp_path):
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / "a.h5") as file:
+        file["x"] = np.ones(1000)
+        raise ZeroDivisionError
+    assert not file
+    with writing(tmp_path / "a.h5") as file:
+        file["x"] = np.ones(10)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["x"].shape == (10,)
