@@ -45,12 +45,45 @@ static void merge(const double *part, int threads, idx c, idx w, double *out) {
                 for (idx j = 0; j < c; j++) out[k * c + j] += part[k * w + i + j];
 }
 
-/* sum(x - shift) and sum((x - shift)^2), out (2, c). Returns 0, or 1 if there is no memory. */
+/* Double-double arithmetic as in lbpar/engine/double_double.py: a number as the sum of two. */
+typedef struct { double high, low; } pair;
+
+static inline pair add(double a, double b) {
+    const double s = a + b, t = s - a;
+    return (pair){s, (a - (s - t)) + (b - t)};
+}
+
+static inline pair plus(pair p, double b) {
+    const pair s = add(p.high, b);
+    return add(s.high, s.low + p.low);
+}
+
+static inline double leading(double a, int bits) {
+    const double scaled = a * ((double)((idx)1 << (53 - bits)) + 1);
+    return scaled - (scaled - a);
+}
+
+static inline pair times(pair p, pair b) {
+    const double product = p.high * b.high, x = leading(p.high, 26), y = leading(b.high, 26);
+    const double u = p.high - x, v = b.high - y, rest = ((x * y - product) + x * v + u * y) + u * v;
+    return add(product, rest + (p.high * b.low + p.low * b.high));
+}
+
+/* Moments of n values about `origin` (out[0], out[c]) become those about `shift`, each as leading bits and rest (out[0..3] * c). */
+static inline void move(double *out, idx c, double first, double second, double n, double origin, double shift) {
+    const pair distance = add(origin, -shift), a = plus(times(distance, (pair){n, 0}), first);
+    const pair b = plus(times(plus(a, first), distance), second);
+    out[0] = leading(a.high, 32), out[c] = (a.high - out[0]) + a.low;
+    out[2 * c] = leading(b.high, 32), out[3 * c] = (b.high - out[2 * c]) + b.low;
+}
+
+/* First and second moments about shift as leading bits and rest each, out (4, c); taken about the first row, so that they do not
+ * cancel. Returns 0, or 1 if there is no memory. */
 int lbpar_norm_sums(const float *x, idx n, idx c, const double *shift, double *out, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
     if (!centre || !part) return free(centre), free(part), 1;
-    tile_double(centre, shift, c, w);
+    for (idx j = 0; j < w; j++) centre[j] = x[j % c];
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         double *restrict s = part + 2 * w * t, *restrict q = s + w;
@@ -77,6 +110,7 @@ int lbpar_norm_sums(const float *x, idx n, idx c, const double *shift, double *o
         }
     }
     merge(part, threads, c, w, out);
+    for (idx j = 0; j < c; j++) move(out + j, c, out[j], out[c + j], (double)n, x[j], shift[j]);
     free(centre), free(part);
     return 0;
 }
@@ -151,8 +185,9 @@ int lbpar_norm_apply(const float *x, const float *z, float *y, idx n, idx c, con
     if (!v) return 1;
     for (idx j = 0; j < c; j++) {
         v[j] = (float)mean[j];
-        v[w + j] = (float)(scale ? invstd[j] * scale[j] : invstd[j]);
-        v[2 * w + j] = bias ? bias[j] : 0;
+        const double f = scale ? invstd[j] * scale[j] : invstd[j];
+        v[w + j] = (float)f;
+        v[2 * w + j] = (float)((v[j] - mean[j]) * f + (bias ? bias[j] : 0));
     }
     for (int k = 0; k < 3; k++) tile_float(v + k * w, c, w);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
@@ -176,8 +211,9 @@ int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, id
     if (!v) return 1;
     for (idx j = 0; j < c; j++) {
         v[j] = (float)mean[j];
-        v[w + j] = (float)(-invstd[j] * sums[c + j] / count);
-        v[2 * w + j] = (float)(-sums[j] / count);
+        const double k1 = -invstd[j] * sums[c + j] / count;
+        v[w + j] = (float)k1;
+        v[2 * w + j] = (float)((v[j] - mean[j]) * k1 - sums[j] / count);
         v[3 * w + j] = (float)(scale ? invstd[j] * scale[j] : invstd[j]);
     }
     for (int k = 0; k < 4; k++) tile_float(v + k * w, c, w);
@@ -198,12 +234,19 @@ int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, id
     return 0;
 }
 
+/* Mean less shift, and biased variance, from what lbpar_norm_sums gives. */
+static inline double offset(const double *sums, idx c, double count, double *var) {
+    const pair first = add(sums[0], sums[c]), second = add(sums[2 * c], sums[3 * c]);
+    const pair square = times(first, first), scaled = times(second, (pair){count, 0});
+    const double v = ((scaled.high - square.high) + (scaled.low - square.low)) / (count * count);
+    *var = v < 0 ? 0 : v;
+    return first.high / count;
+}
+
 /* From sums about a shift: out (3, c) = mean, 1 / sqrt(var + eps), biased variance. */
 int lbpar_norm_moments(const double *sums, const double *shift, idx c, double count, double eps, double *out) {
     for (idx j = 0; j < c; j++) {
-        const double first = sums[j] / count, second = sums[c + j] / count, v = second - first * first;
-        out[j] = shift[j] + first;
-        out[2 * c + j] = v < 0 ? 0 : v;
+        out[j] = shift[j] + offset(sums + j, c, count, out + 2 * c + j);
         out[c + j] = 1 / sqrt(out[2 * c + j] + eps);
     }
     return 0;
@@ -213,9 +256,9 @@ int lbpar_norm_moments(const double *sums, const double *shift, idx c, double co
 int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, double momentum, double count) {
     const double unbias = count / (count > 1 ? count - 1 : 1);
     for (idx j = 0; j < c; j++) {
-        const double offset = sums[j] / count, v = sums[c + j] / count - offset * offset;
-        mean[j] += momentum * offset;
-        var[j] += momentum * ((v < 0 ? 0 : v) * unbias - var[j]);
+        double v;
+        mean[j] += momentum * offset(sums + j, c, count, &v);
+        var[j] += momentum * (v * unbias - var[j]);
     }
     return 0;
 }

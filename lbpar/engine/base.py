@@ -204,9 +204,9 @@ class Engine(Rules):
 
         Returns
         -------
-        float64 (2, C): sum(x - shift), sum((x - shift)**2)
-            Any shift near the mean (the running mean, say) keeps the difference of the two from cancelling. Blocks
-            that used the same shift are merged by adding their results.
+        float64 (4, C): leading bits and rest of sum(x - shift), leading bits and rest of sum((x - shift)**2)
+            Blocks that used the same shift are merged by adding their results: however far from the mean the shift is, the
+            variance keeps its digits, because leading parts are of few bits and add up without rounding.
         """
 
     @abstractmethod
@@ -248,7 +248,7 @@ class Engine(Rules):
 
         Parameters
         ----------
-        sums : float64 (2, C)
+        sums : float64 (4, C)
             `norm_sums` about the running mean, over all ranks.
         mean, var : float64 (C,)
             The running mean and the running unbiased variance.

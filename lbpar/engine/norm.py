@@ -1,4 +1,8 @@
-"""Statistics of normalisation in NumPy: sums in float64, block by block, so that no float64 copy of x is made."""
+"""Statistics of normalisation in NumPy: sums in float64, block by block, so that no float64 copy of x is made.
+
+Moments about a shift far from the mean cancel. A block's are taken about its own first row, and moved from there to the shift
+that all blocks share in double-double arithmetic; `Engine.norm_sums` says in which form they are added.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from lbpar.engine.base import Array, Float64Array
+from lbpar.engine.double_double import Pair, add, leading, plus, times
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements converted to float64 at a time: 256 KiB, within a core's own cache."""
+
+LEADING_BITS = 32
+"""Bits of the first part of a sum. Such parts of up to 2**20 blocks, all of much the same size, add up without rounding."""
 
 
 def rows_of(x: Array) -> Array:
@@ -27,36 +35,55 @@ def sum_rows(x: Array) -> Float64Array:
 
 def sums(x: Array, shift: Array) -> Float64Array:
     """See `Engine.norm_sums`."""
-    matrix, centre = rows_of(x), np.asarray(shift, dtype=np.float64)
+    matrix = rows_of(x)
+    if not matrix.size:
+        return np.zeros((4, matrix.shape[1]))
+    origin = matrix[0].astype(np.float64)
 
     def terms(part: slice) -> tuple[Float64Array, ...]:
-        difference = matrix[part] - centre
+        difference = matrix[part] - origin
         return difference, difference * difference
 
-    return _block_sums(len(matrix), matrix.shape[1], terms)
+    return moved(_block_sums(len(matrix), matrix.shape[1], terms), len(matrix), origin, np.asarray(shift, np.float64))
+
+
+def moved(sums: Float64Array, count: int, origin: Float64Array, shift: Float64Array) -> Float64Array:
+    """First and second moments (2, C) of ``count`` values about ``origin``, about ``shift`` instead and as `Engine.norm_sums`."""
+    distance = add(origin, -shift)
+    first = plus(times(distance, Pair(count)), sums[0])
+    second = plus(times(plus(first, sums[0]), distance), sums[1])
+    parts = [(leading(p.high, LEADING_BITS), p) for p in (first, second)]
+    return np.stack([part for high, p in parts for part in (high, (p.high - high) + p.low)])
 
 
 def moments(sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
     """See `Engine.norm_moments`."""
-    first, second = sums / max(count, 1)
-    var = np.maximum(second - first * first, 0.0)
-    return np.stack([shift + first, 1.0 / np.sqrt(var + eps), var])
+    offset, var = _offset_and_variance(sums, max(count, 1))
+    return np.stack([shift + offset, 1.0 / np.sqrt(var + eps), var])
 
 
 def running(sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
     """See `Engine.norm_running`."""
-    offset = sums[0] / count
-    batch = np.maximum(sums[1] / count - offset * offset, 0.0) * (count / max(count - 1, 1))
+    offset, biased = _offset_and_variance(sums, count)
     mean += momentum * offset
-    var += momentum * (batch - var)
+    var += momentum * (biased * (count / max(count - 1, 1)) - var)
+
+
+def _offset_and_variance(sums: Array, count: float) -> tuple[Float64Array, Float64Array]:
+    """Mean less shift, and biased variance, from `Engine.norm_sums` over ``count`` values."""
+    first, second = add(sums[0], sums[1]), add(sums[2], sums[3])
+    square, scaled = times(first, first), times(second, Pair(count))
+    difference = (scaled.high - square.high) + (scaled.low - square.low)
+    return first.high / count, np.maximum(difference / (count * count), 0.0)
 
 
 def apply(x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
     """See `Engine.norm_apply`."""
-    y = x - mean.astype(x.dtype)
-    y *= (invstd if scale is None else invstd * scale).astype(x.dtype)
-    if bias is not None:
-        y += bias
+    factor = invstd if scale is None else invstd * scale
+    centre = mean.astype(x.dtype)
+    y = x - centre
+    y *= factor.astype(x.dtype)
+    y += ((centre - mean) * factor + (0 if bias is None else bias)).astype(x.dtype)
     return y
 
 
@@ -78,9 +105,10 @@ def backward_data(
 ) -> Array:
     """See `Engine.norm_backward_data`."""
     factor = invstd if scale is None else invstd * scale
-    dx = x - mean.astype(x.dtype)
-    dx *= (-factor * invstd * sums[1] / count).astype(x.dtype)
-    dx += (-factor * sums[0] / count).astype(x.dtype)
+    slope, centre = -factor * invstd * sums[1] / count, mean.astype(x.dtype)
+    dx = x - centre
+    dx *= slope.astype(x.dtype)
+    dx += ((centre - mean) * slope - factor * sums[0] / count).astype(x.dtype)
     dx += dy * factor.astype(x.dtype)
     return dx
 

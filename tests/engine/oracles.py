@@ -79,3 +79,8 @@ def window_sum(x, win, out_spatial):
     for o, _, i in taps(win, x.shape[1:-1], out_spatial):
         y[(slice(None), *o)] += x[(slice(None), *i)]
     return y
+
+
+def joined(sums):
+    """The two moments of `Engine.norm_sums`, whose leading bits and rest come apart."""
+    return sums[::2] + sums[1::2]

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 
-from tests.engine.oracles import close, first, last
+from lbpar.engine.numpy_engine import NumpyEngine
+from tests.engine.oracles import close, first, joined, last
 
 EPS = 1e-5
 
@@ -44,14 +48,51 @@ def test_blocks_with_one_shift_add_up(engine, dtype, rng):
     parts = [
         engine.norm_sums(np.ascontiguousarray(x[:, part]), shift) for part in (slice(0, 2), slice(2, 5), slice(5, 5))
     ]
-    close(sum(parts), whole, np.float64)
+    close(joined(sum(parts)), joined(whole), np.float64)
 
 
-def test_shift_keeps_a_far_mean_from_cancelling(engine, dtype, rng):
-    x = (1e4 + rng.standard_normal((2000, 2))).astype(dtype)
-    shift = np.array([1e4, 1e4])
-    _, _, var = engine.norm_moments(engine.norm_sums(x, shift), shift, 2000, 0.0)
-    np.testing.assert_allclose(var, x.astype(np.float64).var(0), rtol=1e-10)
+@pytest.mark.parametrize("cuts", [(0, 2000), (0, 667, 1334, 2000), (0, 1, 1, 1200, 2000)], ids=str)
+@pytest.mark.parametrize("shift", ["mean", "zero"])
+@pytest.mark.parametrize("far", [1e4, -1e5, 1e7])
+def test_a_mean_far_from_the_shift_does_not_cancel(engine, dtype, rng, far, shift, cuts):
+    """However the rows are cut; the oracle is exact, for x - far is."""
+    x = (far + rng.standard_normal((2000, 3))).astype(dtype)
+    x[0] = far  # the first row, about which sums are taken, tells nothing of the mean
+    near = x.astype(np.float64) - far
+    centre = np.full(3, far if shift == "mean" else 0.0)
+    sums = sum(engine.norm_sums(x[a:b], centre) for a, b in itertools.pairwise(cuts))
+    mean, invstd, var = engine.norm_moments(sums, centre, 2000, 0.0)
+    np.testing.assert_allclose(mean, far + near.mean(0), rtol=4e-16)
+    np.testing.assert_allclose(var, near.var(0), rtol=1e-11)
+    np.testing.assert_allclose(invstd, near.var(0) ** -0.5, rtol=1e-11)
+    running, variance = np.zeros(3), np.ones(3)
+    sums = engine.norm_sums(x, running)
+    engine.norm_running(sums, running, variance, 0.25, 2000)
+    np.testing.assert_allclose(running, far / 4 + near.mean(0) / 4, rtol=4e-16)
+    np.testing.assert_allclose(variance, 0.75 + 0.25 * near.var(0, ddof=1), rtol=1e-11)
+
+
+@pytest.mark.parametrize("far", [1e5, 1e7])
+def test_normalised_values_and_gradients_of_a_far_mean(engine, dtype, rng, far):
+    """As those of the same numbers moved to zero, to within the resolution of x itself."""
+    x = (far + 3 * rng.standard_normal((50, 40, 3))).astype(dtype)
+    near = x.astype(np.float64) - far
+    near -= near.mean((0, 1))
+    dy, scale, bias = (rng.standard_normal(s).astype(dtype) for s in (x.shape, 3, 3))
+    zero = np.zeros(3)
+    mean, invstd, _ = engine.norm_moments(engine.norm_sums(x, zero), zero, 2000, EPS)
+    sums = engine.norm_backward_sums(x, dy, mean, invstd)
+    reference = NumpyEngine(np.float64)
+    variance = 1 / np.sqrt(near.var((0, 1)) + EPS)
+    want = reference.norm_backward_sums(near, dy.astype(np.float64), zero, variance)
+    tolerance = 20 * max(np.finfo(dtype).eps, np.spacing(far))
+    close = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    close(engine.norm_apply(x, mean, invstd, scale, bias), near * variance * scale + bias)
+    np.testing.assert_allclose(sums, want, rtol=tolerance, atol=tolerance * 100)
+    close(
+        engine.norm_backward_data(x, dy, mean, invstd, scale, sums, 2000),
+        reference.norm_backward_data(near, dy.astype(np.float64), zero, variance, scale, want, 2000),
+    )
 
 
 def test_more_rows_than_one_block(engine, dtype, rng):
@@ -60,9 +101,9 @@ def test_more_rows_than_one_block(engine, dtype, rng):
     flat, flat_dy = x.reshape(-1, 3).astype(np.float64), dy.reshape(-1, 3).astype(np.float64)
     # An engine may add up tiles in its own type; what it may not do is lose more than that type's rounding over all rows.
     rounding = 1e-6 if engine.name != "numpy" and dtype == np.float32 else 1e-13
-    scale = rounding * np.sqrt(flat.shape[0])
+    scale = rounding * np.sqrt(flat.shape[0]) + 1e-14 * flat.shape[0]  # sums about the first row are of one sign
     sums = engine.norm_sums(x, zero), engine.norm_backward_sums(x, dy, zero, one)
-    for got, (a, b) in zip(sums, ((flat, flat**2), (flat_dy, flat * flat_dy)), strict=True):
+    for got, (a, b) in zip((joined(sums[0]), sums[1]), ((flat, flat**2), (flat_dy, flat * flat_dy)), strict=True):
         assert got.dtype == np.float64
         np.testing.assert_allclose(got, np.stack([a.sum(0), b.sum(0)]), rtol=rounding, atol=scale)
 
@@ -71,11 +112,11 @@ def test_more_rows_than_one_block(engine, dtype, rng):
 def test_empty_blocks(engine, dtype, shape):
     x, c = np.empty(shape, dtype=dtype), shape[-1]
     zero, one = np.zeros(c), np.ones(c)
-    close(engine.norm_sums(x, zero), np.zeros((2, c)), np.float64)
+    close(engine.norm_sums(x, zero), np.zeros((4, c)), np.float64)
     close(engine.norm_backward_sums(x, x, zero, one), np.zeros((2, c)), np.float64)
     close(engine.norm_apply(x, zero, one, None, None), np.zeros(shape), dtype)
     close(engine.norm_backward_data(x, x, zero, one, None, np.zeros((2, c)), 5), np.zeros(shape), dtype)
-    mean, invstd, var = engine.norm_moments(np.zeros((2, c)), zero, 0, EPS)
+    mean, invstd, var = engine.norm_moments(np.zeros((4, c)), zero, 0, EPS)
     assert np.isfinite(mean).all() and np.isfinite(invstd).all() and np.isfinite(var).all()
 
 

@@ -139,21 +139,49 @@ def test_global_statistics_equal_one_rank_with_uneven_blocks() -> None:
         assert_same(run(graph, Plan(Grid(sizes), {"norm": op_grid}), BATCH, feeds, state=state), want)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("mean", "std"), [(1e4, 1.0), (1e3, 1e-2), (0.0, 1e6)])
-def test_large_means_and_deviations(mean: float, std: float, dtype: str) -> None:
-    """Sums of squares of such data lose all digits in float32; the running mean as origin and float64 sums keep them."""
-    graph, rng = norm_graph("global", affine=False), np.random.default_rng(2)
-    feeds = {
-        "input": np.abs(mean + std * rng.standard_normal((BATCH, *SHAPE))).astype(dtype),
-        "target": np.zeros((BATCH, *SHAPE)),
-    }
-    rows = feeds["input"].astype(np.float64).reshape(-1, SHAPE[-1])
-    want = ((rows - rows.mean(0)) / np.sqrt(rows.var(0) + EPS)).reshape(feeds["input"].shape)
-    plan = Plan(Grid((2, 3)), {n.name: {"N": (0,), "H": (1,)} for n in graph.ops})
-    got = run(graph, plan, BATCH, feeds, dtype=dtype)
-    tolerance = 2e-7 * (1 + mean / std) if dtype == "float32" else 1e-6
-    np.testing.assert_allclose(got.value("norm:y"), want, rtol=tolerance, atol=3 * tolerance)
+FAR_PLANS = {
+    "one rank": ((), {}),
+    "N2": ((2,), {"N": (0,)}),
+    "H3": ((3,), {"H": (0,)}),
+    "H4, W2": ((4, 2), {"H": (0,), "W": (1,)}),
+    "N7, two with nothing": ((7,), {"N": (0,)}),
+}
+
+
+@pytest.mark.parametrize(("sizes", "op_grid"), FAR_PLANS.values(), ids=FAR_PLANS.keys())
+@pytest.mark.parametrize(
+    ("mean", "std", "dtype"),
+    [
+        (1e5, 1.0, "float64"),
+        (-1e7, 1.0, "float64"),
+        (1e3, 1e-6, "float64"),
+        (0.0, 1e6, "float64"),
+        (1e5, 1.0, "float32"),
+        (1e3, 1e-2, "float32"),
+    ],
+)
+def test_a_mean_far_from_the_running_mean_does_not_cancel(
+    mean: float, std: float, dtype: str, sizes: tuple[int, ...], op_grid: dict[str, tuple[int, ...]]
+) -> None:
+    """y, dx and running statistics are those of the same numbers moved to zero (which is exact), at x's own resolution."""
+    graph, rng = norm_graph("global"), np.random.default_rng(2)
+    x = (mean + std * rng.standard_normal((BATCH, *SHAPE))).astype(dtype)
+    x = np.where(x > 0, x, x / np.asarray(0.01, dtype))  # the leaky relu in front undoes it
+    feeds, state = {"input": x, "target": rng.standard_normal(x.shape)}, random_state(graph, rng)
+    state["norm.running_mean"][:], state["norm.running_var"][:] = 0, 1
+    plan = Plan(Grid(sizes), {"norm": op_grid})
+    got = run(graph, plan, BATCH, feeds, dtype=dtype, state=state)
+    assert_counted(got, dtype=np.dtype(dtype))
+    near = got.value(f"{graph['norm'].inputs[0]}:y").astype(np.float64) - mean
+    y, dx, *_ = by_hand(near, got.value("norm:dy"), state["norm.weight"], state["norm.bias"], [(slice(None),)])
+    tolerance = 20 * max(np.finfo(dtype).eps, np.spacing(np.asarray(abs(mean), dtype)) / std)
+    np.testing.assert_allclose(got.value("norm:y"), y, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(got.value("norm:dx0"), dx, rtol=tolerance, atol=tolerance * np.abs(dx).max())
+    rows = near.reshape(-1, SHAPE[-1])
+    want = MOMENTUM * (mean + rows.mean(0))
+    np.testing.assert_allclose(got.state("norm.running_mean"), want, rtol=1e-15, atol=1e-15 * std)
+    variance = 1 + MOMENTUM * (rows.var(0, ddof=1) - 1)
+    np.testing.assert_allclose(got.state("norm.running_var"), variance, rtol=1e-12)
 
 
 def test_a_channel_split_shares_no_statistics() -> None:

@@ -146,7 +146,7 @@ def test_what_is_priced_is_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFi
         forward = {s.dst for s in got.program.moves if s.phase == "forward" and s.node in ("n1", "n2")}
         books = got.executors[0].transport.counter.by_tag()
         bytes_of[choice] = sum(books.get(d, Sent()).bytes for d in forward)
-    assert bytes_of["global"] == 2 * 8 * (5 + 4) and bytes_of["local"] == bytes_of["sample"] == 0
+    assert bytes_of["global"] == 4 * 8 * (5 + 4) and bytes_of["local"] == bytes_of["sample"] == 0
 
 
 def test_a_checkpoint_fits_whatever_the_choice_and_evaluation_does_not_depend_on_it(tmp_path: Path) -> None:

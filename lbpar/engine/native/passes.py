@@ -100,7 +100,7 @@ class Native:
     def norm_sums(self, x: Array, shift: Array) -> Float64Array:
         """`Engine.norm_sums`."""
         c, size, p = x.shape[-1], x.size, self.pointer
-        out = np.empty((2, c))
+        out = np.empty((4, c))
         check(self.lib.lbpar_norm_sums(p(x), size // c, c, p(float64(shift)), p(out), self.team(size)))
         return out
 

@@ -393,7 +393,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             return None
         y = self._new(x.shape)
         factor = invstd if scale is None else invstd * scale
-        vectors = [rows.vector32(v, columns, d) for v, d in ((mean, 0), (None, 1), (factor, 1), (bias, 0))]
+        offset = rows.remainder(mean, factor) + (0 if bias is None else bias)
+        vectors = [rows.vector32(v, columns, 1) for v in (mean, None, factor, offset)]
         a = self._address
         run(a(_dense(x)), a(y), *(a(v) for v in vectors))
         return y
@@ -414,7 +415,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             return None
         y = self._new(x.shape)
         factor = invstd if scale is None else invstd * scale
-        chain(_dense(x), y, [_dense(residual)], (mean, factor, np.zeros(columns) if bias is None else bias))
+        offset = rows.remainder(mean, factor) + (0 if bias is None else bias)
+        chain(_dense(x), y, [_dense(residual)], (mean, factor, offset))
         return y
 
     def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
@@ -463,7 +465,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             return super().norm_backward_data(x, dy, mean, invstd, scale, sums, count)
         dx = self._new(x.shape)
         factor = invstd if scale is None else invstd * scale
-        chain(_dense(x), dx, [_dense(dy)], (mean, -invstd * sums[1] / count, -sums[0] / count, factor))
+        slope = -invstd * sums[1] / count
+        chain(_dense(x), dx, [_dense(dy)], (mean, slope, rows.remainder(mean, slope) - sums[0] / count, factor))
         return dx
 
     # -- pointwise -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.engine import norm
 from lbpar.engine.base import Array, Float64Array
 from lbpar.engine.onednn import cdef
 from lbpar.engine.onednn.library import Context, Primitive
@@ -87,13 +88,14 @@ class Moments:
         for offset, run in self.steps:
             run(source + offset, scratch, target, target + step)
             target += 2 * step
-        difference = found[:, 0] - np.tile(shift, tiling.fold)
+        origin = found[0, 0, : tiling.channels].astype(np.float64)
+        difference = found[:, 0] - np.tile(origin, tiling.fold)
         total = np.empty((2, tiling.columns))
         total[0] = tiling.rows @ difference
         difference *= difference
         difference += found[:, 1]
         total[1] = tiling.rows @ difference
-        return tiling.narrow(total)
+        return norm.moved(tiling.narrow(total), tiling.count, origin, shift)
 
 
 class BackwardSums:
@@ -146,7 +148,9 @@ class BackwardSums:
                 mask(gradient + offset, forward + offset, stored + offset)
             run(source + offset, stored + offset, scratch, centre, ones, ones, target, target + step)
             target += 2 * step
-        return tiling.narrow(found.sum(axis=0, dtype=np.float64))
+        total = tiling.narrow(found.sum(axis=0, dtype=np.float64))
+        total[1] += remainder(mean, total[0])
+        return total
 
 
 def norm_apply(context: Context, rows: int, columns: int, relu: bool) -> Primitive:
@@ -273,6 +277,11 @@ def binary(context: Context, algorithm: int, shape: tuple[int, ...], more: int) 
             *((cdef.ARG_POST_OP * (i + 1) | cdef.ARG_SRC_1, desc) for i in range(more)),
         ),
     )
+
+
+def remainder(mean: Float64Array, factor: Float64Array) -> Float64Array:
+    """What is to be added to ``factor * (x - float32(mean))`` to make it ``factor * (x - mean)``."""
+    return (mean.astype(np.float32) - mean) * factor
 
 
 def vector32(values: Array | Float64Array | None, columns: int, default: float) -> Array:

@@ -83,9 +83,9 @@ class Norm(Op):
         shift = self._running(c, "running_mean")
         moments = self._stat("moments", 3, c, var)
         return (
-            Kernel("norm_sums", loops, (x0, *shift), (self._stat("sums", 2, c),), (), 3 * n),
+            Kernel("norm_sums", loops, (x0, *shift), (self._stat("sums", 4, c),), (), 3 * n),
             Kernel(
-                "norm_moments", inside, (self._stat("sums", 2, c, var), *shift), (moments,), (*eps, ("shape", shape))
+                "norm_moments", inside, (self._stat("sums", 4, c, var), *shift), (moments,), (*eps, ("shape", shape))
             ),
             Kernel("norm_apply", loops, (x0, moments, *affine), (y,), (), 2 * n),
         )
@@ -114,4 +114,4 @@ class Norm(Op):
         count = prod(xs[0][:-1])
         running = self._running(c, "running_mean", "running_var")
         attrs = (("momentum", self.momentum), ("count", count))
-        return (Kernel("norm_running", (("C", c),), (self._stat("sums", 2, c), *running), running, attrs),)
+        return (Kernel("norm_running", (("C", c),), (self._stat("sums", 4, c), *running), running, attrs),)
