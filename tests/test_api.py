@@ -130,7 +130,7 @@ def test_written_run_is_evaluated_and_resumed(tmp_path: Path, capsys: pytest.Cap
 def test_predictions_score_what_evaluation_says(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((21, 6, 6, 2)), rng.integers(0, 3, 21)
-    write(tmp_path / "own.h5", [Split("", x, y)], classes=3)
+    write(tmp_path / "own.h5", [Split("train", x, y), Split("test", x, y)], classes=3)
     run = config(f"data.train={tmp_path / 'own.h5'}", f"data.test={tmp_path / 'own.h5'}")
     with api.train(run) as trained:
         scores = trained.predict(x)

@@ -28,7 +28,7 @@ class DataConfig(Section):
         default="synthetic", description="HDF5 file, or `synthetic`. Its group `/train` is used if present."
     )
     test: FilePath | None = Field(
-        default=None, description="HDF5 file (may be the same; group `/test`), or `synthetic`."
+        default=None, description="HDF5 file (may be the same; group `/test`), `FILE:/GROUP`, or `synthetic`."
     )
     x: Text = Field(default="x", description="Name of the dataset of samples inside the file.")
     y: Text = Field(default="y", description="Name of the dataset of targets inside the file.")

@@ -8,7 +8,7 @@ y = train.read_targets(samples, box)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,6 +17,9 @@ from lbpar.config.data import DataConfig
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box
+
+if TYPE_CHECKING:
+    from lbpar.data.hdf5 import Hdf5Dataset
 
 Array = NDArray[Any]
 
@@ -132,12 +135,29 @@ def open_dataset(
     from lbpar.data.hdf5 import Hdf5Dataset
 
     dataset = Hdf5Dataset(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
+    if split == "test":
+        _check_apart(dataset, data)
     if like is not None:
         dataset.normalise_like(like)
     check_dataset(dataset, input_shape, target_shape, classes)
     if check_labels:
         dataset.check_labels()
     return dataset
+
+
+def _check_apart(test: Hdf5Dataset, data: DataConfig) -> None:
+    """Refuse to test on the training samples."""
+    from lbpar.data.hdf5 import Hdf5Dataset
+
+    try:
+        train = Hdf5Dataset(data.train, "train", x=data.x, y=data.y)
+    except DataError:  # it may have stayed behind where a finished network is evaluated
+        return
+    if train.identity == test.identity:
+        raise DataError(
+            f"data.test: {test.name} are the training samples. Store both in groups, /train and /test, name another file or group "
+            "(FILE:/GROUP), or leave data.test out."
+        )
 
 
 def check_dataset(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -18,8 +19,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.paths import as_path
+from lbpar.data.attributes import as_classes, as_numbers, find_attribute
 from lbpar.data.box import check_box, pieces, to_runs
+from lbpar.data.checks import check_samples, is_label
 from lbpar.data.normalise import Normalisation
+from lbpar.data.stored import check_stored
 from lbpar.errors import DataError
 from lbpar.hdf5_file import uninterrupted
 from lbpar.layout.runs import Box, box_shape, indices, whole
@@ -38,9 +42,10 @@ class Hdf5Dataset:
     path : str or Path
         The file.
     split : str
-        Group to use; the root of the file if it has no such group.
+        Group to use; the root of the file if it has no such group. A path that ends in ``:/GROUP`` means that group, whatever
+        the split.
     x, y : str
-        Names of the two datasets: x (samples, [D], H, W, C) of floats or uint8, C-ordered; y (samples,) or
+        Names of the two datasets: x (samples, [D], H, W, C) of whole or real numbers, C-ordered; y (samples,) or
         (samples, [D], H, W) whole-number labels, or real targets of any shape.
     classes : int, optional
         Number of classes where the file does not say; labels must lie below both.
@@ -49,16 +54,24 @@ class Hdf5Dataset:
     cache : int, bytes
         A box that takes no more than this over all samples is read once and kept.
 
+    Attributes
+    ----------
+    identity : tuple of int
+        The same for two objects that read the same samples, by whatever names.
+    class_names : tuple of str
+        Empty where the file does not say.
+
     Raises
     ------
     DataError
-        Missing, truncated or foreign file, missing dataset (with the nearest name), wrong shape or type.
+        Missing, truncated or foreign file, missing dataset (with the nearest name), wrong shape or type, values that
+        were never written or whose file is missing.
 
     Notes
     -----
     x is returned as ``(x * scale - mean) / std``: attributes of the dataset x, or of its group. ``scale`` defaults to
-    1/255 for uint8 and 1 for floats, ``mean`` and ``std`` (one number, or one per channel) to 0 and 1. Attribute
-    ``classes`` of y or of the group gives the number of classes.
+    1/255 for uint8 and 1 for others, ``mean`` and ``std`` (one number, or one per channel) to 0 and 1. Attribute
+    ``classes`` of y or of the group gives the number of classes, or their names.
     """
 
     def __init__(
@@ -73,10 +86,15 @@ class Hdf5Dataset:
         cache: int = 0,
     ) -> None:
         self._path, self._dtype, self._room = as_path(path), np.dtype(dtype), cache
+        file, colon, group = str(self._path).rpartition(":/")
+        self._group = group if colon and not os.path.lexists(self._path) else None
+        if self._group:
+            self._path = Path(file)
         self._file: Any = None
         self._pid = -1
         self._kept: dict[tuple[str, Box], Array] = {}
         self.classes: int | None = None
+        self.class_names: tuple[str, ...] = ()
         self.normalisation = Normalisation()
         with closing(self), self._errors():
             self._open()
@@ -125,26 +143,38 @@ class Hdf5Dataset:
         """
         if not self._labels:
             return
-        top, rows = -1, max(1, _SCAN // max(1, prod(self.target_shape)))
-        with closing(self), self._errors():
-            y = self._open()[self._y]
-            for at in range(0, len(self), rows):
-                part = y[at : at + rows]
-                if not part.size:
-                    continue
+        top, limit = -1, self.classes
+        with closing(self):
+            for at, part in self._labels_in_pieces():
                 low, high = int(part.min()), int(part.max())
                 top = max(top, high)
-                limit = self.classes
                 if low < 0 or (limit is not None and high >= limit):
                     bad = low if low < 0 else high
+                    names = f": {', '.join(self.class_names[:10])}" if self.class_names else ""
+                    allowed = f"0 to {limit - 1} ({limit} classes{names})" if limit is not None else "0 or more"
                     first = at + int(np.argwhere(part == bad)[0][0])
-                    allowed = f"0 to {limit - 1} ({limit} classes)" if limit is not None else "0 or more"
                     raise DataError(
                         f"{self.name}: got the label {bad} in sample {first} of '{self._y}', expected {allowed}. "
                         "Correct the labels or the network's number of classes."
                     )
-        if self.classes is None:
+        if limit is None:
             self.classes = top + 1
+
+    def count_labels(self) -> Counter[int]:
+        """How often each label occurs, for labels per sample."""
+        counts: Counter[int] = Counter()
+        with closing(self):
+            for _, part in self._labels_in_pieces():
+                counts.update(dict(zip(*(a.tolist() for a in np.unique(part, return_counts=True)), strict=True)))
+        return counts
+
+    def _labels_in_pieces(self) -> Iterator[tuple[int, Array]]:
+        """Yield all labels as (first sample, labels of some samples)."""
+        rows = max(1, _SCAN // max(1, prod(self.target_shape)))
+        for at in range(0, len(self), rows):
+            with self._errors():
+                part = self._open()[self._y][at : at + rows]
+            yield at, part
 
     def _part(self, name: str, samples: NDArray[np.int64], box: Box) -> Array:
         """Read a box of the given samples of one dataset, in the type of the file, in the order asked for."""
@@ -191,15 +221,23 @@ class Hdf5Dataset:
         try:
             with uninterrupted():
                 yield
+        except DataError:
+            raise
         except FileNotFoundError:
             raise DataError(
                 f"{self._path}: no such file; make one with `python -m lbpar.data make` or `convert`, "
                 "or correct `data` in the run file."
             ) from None
-        except (OSError, KeyError, RuntimeError) as e:  # h5py raises all three on damaged files
+        except (
+            OSError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as e:  # h5py raises all of them on damaged files
             text = " ".join(str(e).split())
             reason = f"it cannot be read ({text})"
-            if self._path.is_dir():
+            if os.path.isdir(self._path):
                 reason = "it is a directory"
             elif "truncated" in text:
                 reason = "it is truncated; write it again"
@@ -210,50 +248,46 @@ class Hdf5Dataset:
     def _read_header(self, split: str, x: str, y: str, classes: int | None) -> None:
         import h5py
 
-        inside = split if isinstance(self._file.get(split), h5py.Group) else ""
+        inside = self._group or split
+        if not isinstance(_follow(self._file, inside, str(self._path)), h5py.Group):
+            if self._group:
+                groups = ", ".join(n for n, o in self._file.items() if isinstance(o, h5py.Group)) or "none"
+                raise DataError(f"{self._path}: no group '{inside}'; there are {groups}.")
+            inside = ""
         group = self._file[inside] if inside else self._file
         self.name = f"{self._path}:/{inside}"
         xs, ys = self._find(group, x, split), self._find(group, y, split)
-        self._x, self._y = xs.name, ys.name
-        if xs.dtype.kind != "f" and xs.dtype != np.uint8:
-            raise DataError(f"{self.name}: '{x}' has the type {xs.dtype}, expected uint8 or floating point.")
-        if not 2 <= xs.ndim <= 5 or 0 in xs.shape[1:]:
-            raise DataError(
-                f"{self.name}: '{x}' has the shape {xs.shape}, expected (samples, [D], [H], [W], C): channels last, "
-                "with a channel dimension even for one channel."
-            )
-        if ys.dtype.kind not in "iufb":
-            raise DataError(f"{self.name}: '{y}' has the type {ys.dtype}, expected whole or real numbers.")
-        if ys.ndim < 1 or len(ys) != len(xs):
-            raise DataError(
-                f"{self.name}: '{y}' has the shape {ys.shape}, expected one entry per sample of '{x}' ({len(xs)})."
-            )
-        self._length = len(xs)
-        if not self._length:
-            raise DataError(f"{self.name}: '{x}' holds no samples, expected at least one.")
-        self.sample_shape, self.target_shape = tuple(xs.shape[1:]), tuple(ys.shape[1:])
-        self._labels = ys.dtype.kind in "iub"
+        # A dataset's own name is another one where a link led to it.
+        self._x, self._y = (f"/{inside}/{name}" if inside else f"/{name}" for name in (x, y))
+        check_samples(xs, ys, self.name, (x, y))
+        for name, data in ((x, xs), (y, ys)):
+            check_stored(data, f"{self.name}: '{name}'")
+        place = os.stat(xs.file.filename)
+        self.identity = place.st_dev, place.st_ino, h5py.h5o.get_info(xs.id).addr
+        self._length, self.sample_shape, self.target_shape = xs.shape[0], xs.shape[1:], ys.shape[1:]
+        self._labels = is_label(ys)
         self.storage = f"{xs.dtype}, {f'{xs.compression} chunks {xs.chunks}' if xs.chunks else 'contiguous'}"
-        if self._labels and self.target_shape not in ((), self.sample_shape[:-1]):
-            raise DataError(
-                f"{self.name}: '{y}' has the shape {ys.shape}, expected labels ({self._length},), or one per voxel "
-                f"{(self._length, *self.sample_shape[:-1])}; real targets must be stored as floating point."
-            )
-        self._types = {xs.name: xs.dtype.newbyteorder("="), ys.name: ys.dtype.newbyteorder("=")}
-        said = ys.attrs.get("classes", group.attrs.get("classes"))
+        self._types = {self._x: xs.dtype.newbyteorder("="), self._y: ys.dtype.newbyteorder("=")}
+        said, self.class_names = as_classes(find_attribute("classes", ys, group), self.name)
         if self._labels:
-            given = [int(c) for c in (said, classes) if c is not None]
-            self.classes = min(given) if given else None
-        scale = float(self._attribute(xs, group, "scale", 1 / 255 if xs.dtype == np.uint8 else 1.0))
-        mean, std = (self._per_channel(xs, group, name) for name in ("mean", "std"))
+            self.classes = min((c for c in (said, classes) if c is not None), default=None)
+        scale, mean, std = (
+            as_numbers(find_attribute(name, xs, group), name, self.name, most)
+            for name, most in (("scale", 1), ("mean", xs.shape[-1]), ("std", xs.shape[-1]))
+        )
         if std is not None and not min(std) > 0:
-            raise DataError(f"{self.name}: attribute 'std' is {list(std)}, expected numbers above 0.")
-        self.normalisation = Normalisation(scale, mean, std, xs.dtype.kind in "iu")
+            raise DataError(f"{self.name}: attribute 'std' is {std.tolist()}, expected numbers above 0.")
+        self.normalisation = Normalisation(
+            scale.item() if scale is not None else 1 / 255 if xs.dtype == np.uint8 else 1.0,
+            mean if mean is None else tuple(np.broadcast_to(mean, xs.shape[-1:]).tolist()),
+            std if std is None else tuple(np.broadcast_to(std, xs.shape[-1:]).tolist()),
+            xs.dtype.kind in "iub",
+        )
 
     def _find(self, group: Any, name: str, split: str) -> Any:
         import h5py
 
-        found = group.get(name)
+        found = _follow(group, name, self.name)
         if isinstance(found, h5py.Dataset):
             return found
         names = [n for n, o in group.items() if isinstance(o, h5py.Dataset)]
@@ -263,21 +297,16 @@ class Hdf5Dataset:
         hint = f"; {near}" if near else ". "
         raise DataError(
             f"{self.name}: no dataset '{name}' for the split '{split}'{hint}There are {have}. "
-            "Name them in the run file (data.x, data.y)."
+            "Name them in the run file (data.x, data.y), or a group as in `data: {test: FILE:/GROUP}`."
         )
 
-    def _attribute(self, dataset: Any, group: Any, name: str, default: Any) -> Any:
-        value = dataset.attrs.get(name, group.attrs.get(name, default))
-        if value is not None and np.asarray(value).dtype.kind not in "iuf":
-            raise DataError(f"{self.name}: attribute '{name}' is {value!r}, expected numbers.")
-        return value
 
-    def _per_channel(self, dataset: Any, group: Any, name: str) -> tuple[float, ...] | None:
-        value = self._attribute(dataset, group, name, None)
-        if value is None:
-            return None
-        channels = self.sample_shape[-1]
-        values = np.asarray(value, np.float64).reshape(-1)
-        if values.size not in (1, channels):
-            raise DataError(f"{self.name}: attribute '{name}' has {values.size} numbers, expected 1 or {channels}.")
-        return tuple(np.broadcast_to(values, (channels,)).tolist())
+def _follow(group: Any, name: str, where: str) -> Any:
+    """The member of a group, None if there is none; a link that leads nowhere is refused."""
+    found, link = group.get(name), group.get(name, getlink=True)
+    if found is None and link is not None:
+        file = f" in the file '{link.filename}'" if hasattr(link, "filename") else ""
+        raise DataError(
+            f"{where}: '{name}' is a link to '{link.path}'{file}, which is missing. Put it there, or copy the data."
+        )
+    return found

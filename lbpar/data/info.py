@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-
-import numpy as np
 
 from lbpar.config.paths import as_path
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.errors import DataError
+
+_MOST = 20  # classes that are listed
 
 
 def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
@@ -20,9 +20,9 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
         What `Hdf5Dataset` refuses.
     """
     path = as_path(path)
-    lines = [f"{path}: {path.stat().st_size:,} bytes" if path.is_file() else f"{path}"]
-    for split in _splits(path):
-        data = Hdf5Dataset(path, split, x=x, y=y)
+    lines = [f"{path}: {os.path.getsize(path):,} bytes" if os.path.isfile(path) else f"{path}"]
+    for split in _splits(path, x):
+        data = Hdf5Dataset(f"{path}:/{split}" if split else path, split, x=x, y=y)
         data.check_labels()
         lines.append(f"  /{split}: {len(data):,} samples {_shape(data.sample_shape)}, {data.storage}")
         if data.classes is None:
@@ -31,25 +31,24 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
         what = f"one per voxel {_shape(data.target_shape)}" if data.target_shape else "one per sample"
         lines.append(f"    labels {what}, {data.classes} classes")
         if not data.target_shape:
-            labels = data.read_targets(np.arange(len(data)))
-            counts = np.bincount(labels, minlength=data.classes)
-            shown = " ".join(map(str, counts[:20])) + (" ..." if len(counts) > 20 else "")
-            lines.append(f"    samples per class {shown}")
+            counts = data.count_labels()
+            first = range(min(data.classes, _MOST))
+            shown = [f"{data.class_names[c]} {counts[c]}" if data.class_names else str(counts[c]) for c in first]
+            lines.append(f"    samples per class {' '.join(shown)}{' ...' if data.classes > _MOST else ''}")
     return "\n".join(lines)
 
 
-def _splits(path: Path) -> list[str]:
+def _splits(path: Path, x: str) -> list[str]:
+    """Groups that hold samples, the usual ones first, and the root if it holds some."""
     import h5py
 
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
-            found = [n for n, o in file.items() if isinstance(o, h5py.Group)]
-            return [n for n in ("train", "test") if n in found] + [n for n in found if n not in ("train", "test")] or [
-                ""
-            ]
-    except OSError:
-        Hdf5Dataset(path)  # says better what is wrong
-        raise DataError(f"{path}: cannot be read.") from None
+            found = [n for n, o in file.items() if isinstance(o, h5py.Group) and x in o]
+            root = [""] if x in file or not found else []
+    except (OSError, RuntimeError, ValueError):
+        return [""]  # opening it says what is wrong
+    return root + sorted(found, key=lambda n: (n != "train", n != "test"))
 
 
 def _shape(shape: tuple[int, ...]) -> str:

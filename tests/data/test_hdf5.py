@@ -13,6 +13,7 @@ import pytest
 from lbpar.config.data import DataConfig
 from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.info import describe
 from lbpar.data.new_file import NewFile
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
@@ -197,7 +198,7 @@ LABELS = np.zeros(4, int)
         ({"X_train": np.zeros((4, 2)), "y": LABELS}, "no dataset 'x'.*There are datasets X_train, y"),
         ({"x": np.zeros((4, 2)), "Y": LABELS}, "no dataset 'y'.*did you mean 'Y'"),
         ({"val/x": np.zeros((4, 2)), "val/y": LABELS}, "no dataset 'x' for the split 'train'.*groups val"),
-        ({"x": np.zeros((4, 2), int), "y": LABELS}, "has the type int64, expected uint8 or floating point"),
+        ({"x": np.zeros((4, 2), complex), "y": LABELS}, "has the type complex128, expected whole or real numbers"),
         ({"x": np.zeros(4), "y": LABELS}, r"has the shape \(4,\), expected \(samples"),
         ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, r"'y' has the shape \(3,\), expected one entry per sample"),
         ({"x": np.zeros((4, 2, 2, 1)), "y": np.zeros((4, 10), int)}, r"expected labels \(4,\), or one per voxel \(4, 2, 2\)"),
@@ -231,10 +232,83 @@ def test_wrong_attributes(tmp_path) -> None:
         ({"mean": [1.0, 2.0]}, "attribute 'mean' has 2 numbers, expected 1 or 3"),
         ({"std": 0.0}, "attribute 'std' is"),
         ({"scale": "big"}, "attribute 'scale' is 'big', expected numbers"),
+        ({"scale": [1.0, 2.0]}, "attribute 'scale' has 2 numbers, expected 1"),
+        ({"mean": np.nan}, "attribute 'mean' is nan, expected finite numbers"),
+        ({"std": []}, "attribute 'std' has 0 numbers, expected 1 or 3"),
     ]:
         write(tmp_path / "a.h5", [Split("train", X, Y, attributes)], overwrite=True)
         with pytest.raises(DataError, match=words):
             Hdf5Dataset(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("said", [3, [3], np.array([[3]], np.int8), np.float64(3), 3.0])
+@pytest.mark.parametrize("scale", [0.5, [0.5], np.array([[0.5]])])
+def test_attributes_as_arrays_of_one(tmp_path, said: Any, scale: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.ones((4, 2), np.int16), np.arange(4) % 3
+        file["x"].attrs["scale"], file["y"].attrs["classes"] = scale, said
+        file.attrs["mean"] = [1]
+    data = Hdf5Dataset(tmp_path / "a.h5")
+    assert data.classes == 3
+    assert data.class_names == ()
+    assert data.read(np.array([0])).tolist() == [[-0.5, -0.5]]
+
+
+@pytest.mark.parametrize("kind", [list, np.bytes_, h5py.string_dtype()])
+def test_names_of_classes(tmp_path, kind: Any) -> None:
+    names = ["cat", "Käfer 蟲", "dog"]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.ones((4, 2)), np.array([0, 1, 2, 0])
+        file["y"].attrs["classes"] = (
+            names
+            if kind is list
+            else np.array([n.encode() for n in names])
+            if kind is np.bytes_
+            else np.array(names, kind)
+        )
+        file["bad"] = np.array([0, 1, 3, 0])
+        file["bad"].attrs["classes"] = names
+    assert Hdf5Dataset(tmp_path / "a.h5").class_names == tuple(names)
+    assert "    samples per class cat 2 Käfer 蟲 1 dog 1" in describe(tmp_path / "a.h5")
+    with pytest.raises(
+        DataError, match=r"label 3 in sample 2 of '/bad', expected 0 to 2 \(3 classes: cat, Käfer 蟲, dog\)"
+    ):
+        describe(tmp_path / "a.h5", y="bad")
+
+
+@pytest.mark.parametrize(
+    "said", ["cat", ["cat", "cat"], [1, 2], [], 0, -1, 2.5, np.nan, [["a"], ["b"]], h5py.Empty("f"), 1j, "bird" * 99]
+)
+def test_other_classes_are_refused(tmp_path, said: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.ones((4, 2)), np.arange(4)
+        file["y"].attrs["classes"] = said
+    with pytest.raises(
+        DataError, match="attribute 'classes' is .*, expected how many there are, or a list of their names"
+    ):
+        Hdf5Dataset(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", ">i2", "i4", "u4", "i8", "f2", "f4", ">f8", "?"])
+def test_all_types_are_read_as_they_are(tmp_path, dtype: str) -> None:
+    x = np.array([[0, 1], [100, 27]]).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = x, np.array([0, 1])
+    expected = x / 255 if dtype == "u1" else x.astype(float)
+    np.testing.assert_allclose(
+        Hdf5Dataset(tmp_path / "a.h5", dtype=np.float64).read(np.arange(2)), expected, rtol=1e-15
+    )
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800", "é" * 300, "a" * 5000, "x/" * 400])
+def test_names_that_cannot_be(tmp_path, path: Path, name: str) -> None:
+    for call in (
+        lambda: Hdf5Dataset(tmp_path / name),
+        lambda: describe(tmp_path / name),
+        lambda: describe(path, x=name),
+    ):
+        with pytest.raises(DataError):
+            call()
 
 
 def test_wrong_indices_and_boxes(path: Path) -> None:
