@@ -35,11 +35,10 @@ from lbpar.program.words import program_rows
 from lbpar.train import command
 from lbpar.train.directory import Resume
 from lbpar.train.predict import weights
-from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
-from lbpar.train.trainer import Trainer
+from lbpar.train.setup import build_graph, build_plan, check_asked, join
+from lbpar.train.trainer import Trainer, make_trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
-from lbpar.transport.together import together
 from lbpar.verify.run import Verification, check_numbers, named_plans, verify_plans
 
 __all__ = [
@@ -195,8 +194,9 @@ def verify(
     """
     graph = _network(config, graph)
     batch = config.train.batch if batch is None else batch
+    transport, asked = connect(), {"procs": procs, "batch": batch, "random_plans": random_plans, "engine": engine}
+    check_asked(transport, config, graph, **asked, seed=seed, plan=plan is not None)
     check_numbers(procs, batch, random_plans)
-    transport = connect()
     size = transport.size
     wanted = plan.grid.size if plan is not None else procs
     if wanted is not None and procs not in (None, wanted):
@@ -313,8 +313,6 @@ def train(
         The loss is not finite.
     """
     started = perf_counter()
-    if resume and not write:
-        raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
     trainer, goes_on, own = _trainer(config, graph, plan, transport, write, resume)
     trained = Trained(trainer, _close=own)
     with ExitStack() as on_error:
@@ -383,21 +381,10 @@ def _trainer(
     resume: Resume = False,
 ) -> tuple[Trainer, bool, bool]:
     """A trainer, whether it is to go on from a checkpoint, and whether its transport was made here."""
-    graph = _network(config, graph)
-    own = transport is None
-    transport = connect() if transport is None else transport
-    check_procs(config, transport.size)
-    plan = build_plan(config, graph, transport.size, transport=transport) if plan is None else plan
-    if plan.grid.size != transport.size:
-        raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
-    if own:
-        transport = connect_to(plan.grid, transport)
-    elif transport.grid != plan.grid:
-        raise ConfigError(
-            f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."
-        )
+    graph, own = _network(config, graph), transport is None
+    plan, transport = join(config, graph, plan, transport, write=write, resume=resume)
+    if resume and not write:
+        raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
     if write:
         return *command.start(config, graph, plan, transport, resume), own
-    check_ranks(config, graph, plan, transport)
-    with together(transport):
-        return Trainer(config, graph, plan, transport), False, own
+    return make_trainer(config, graph, plan, transport), False, own

@@ -147,7 +147,7 @@ def _coloured(path: Path, name: str, attributes: dict[str, Any], seed: int = 5) 
     y = rng.integers(0, 2, 32)
     x = rng.integers(98, 103, (32, 6, 6, 2)).astype(np.uint8)
     x[..., 0] += 6 * y[:, None, None].astype(np.uint8)
-    write(path / name, [Split("", x, y)], classes=2)
+    write(path / name, [Split("", x, y)], classes=2, overwrite=True)
     with h5py.File(path / name, "r+") as file:
         file["x"].attrs.update(attributes)
     return x, y

@@ -17,7 +17,7 @@ from lbpar.text import human_bytes
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
-from lbpar.transport.together import together
+from lbpar.transport.together import check_alike, together
 
 
 def parser() -> Parser:
@@ -46,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     threads = int(args.threads) if args.threads.isdigit() else args.threads
     given = {"name": args.engine, "dtype": args.dtype, "threads": threads}
     engine = check(EngineConfig, given, "--engine, --dtype, --threads")
-    build_engine(engine)  # an engine that cannot be had is said before anything is measured
+    kernels = build_engine(engine).name  # an engine that cannot be had is said before anything is measured
     transport = connect()
+    asked = {f"--{name}": value for name, value in vars(args).items() if name not in ("out", "name")}
+    check_alike(transport, asked | {"engine": kernels})
     with together(transport):  # before anything is measured
         if transport.rank == 0 and not Path(args.out).parent.is_dir():
             raise ConfigError(f"--out: {args.out} cannot be written: there is no folder {Path(args.out).parent}.")

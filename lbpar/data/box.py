@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,17 @@ from lbpar.errors import DataError
 from lbpar.layout.runs import Box
 
 Run: TypeAlias = tuple[int, int]
+
+
+def middle(shape: Sequence[int], most: int) -> Box:
+    """A box of at most ``most`` elements around the middle of a shape, as few rows of memory as possible."""
+    box = []
+    for d, extent in enumerate(shape):
+        take = min(extent, max(1, most // prod(shape[d + 1 :])))
+        first = (extent - take) // 2
+        box.append(((first, first + take),))
+        most //= take
+    return tuple(box)
 
 
 def check_box(box: Box, shape: Sequence[int], where: str) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.paths import as_path
 from lbpar.data.attributes import as_classes, as_numbers, find_attribute
-from lbpar.data.box import check_box, pieces, to_runs
+from lbpar.data.box import check_box, middle, pieces, to_runs
 from lbpar.data.checks import check_samples, is_label
 from lbpar.data.normalise import Normalisation
 from lbpar.data.stored import check_stored
@@ -175,6 +175,16 @@ class Hdf5Dataset:
             with self._errors():
                 part = self._open()[self._y][at : at + rows]
             yield at, part
+
+    def glance(self, samples: int = 32, elements: int = 1 << 14) -> list[Array]:
+        """Samples and targets as stored: all if they are few, else the middle of so many, spread over all of them."""
+        parts = []
+        with closing(self):
+            for name, shape in ((self._x, self.sample_shape), (self._y, self.target_shape)):
+                few = len(self) * prod(shape) <= samples * elements
+                which = np.arange(len(self)) if few else np.linspace(0, len(self) - 1, samples).astype(np.int64)
+                parts.append(self._slabs(name, np.unique(which), middle(shape, elements)))
+        return parts
 
     def _part(self, name: str, samples: NDArray[np.int64], box: Box) -> Array:
         """Read a box of the given samples of one dataset, in the type of the file, in the order asked for."""

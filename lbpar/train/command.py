@@ -23,11 +23,11 @@ from lbpar.train.lock import RunLock, check_free
 from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
-from lbpar.train.setup import build_graph, build_plan, check_procs, check_ranks, connect_to
-from lbpar.train.trainer import Trainer
+from lbpar.train.setup import build_graph, join
+from lbpar.train.trainer import Trainer, make_trainer
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
-from lbpar.transport.launch import connect
+from lbpar.transport.launch import launched_ranks
 from lbpar.transport.together import together
 
 OnEpoch = Callable[[dict[str, Any]], object]
@@ -54,12 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     config = given_run(args)
     graph = build_graph(config)
-    transport = connect()
-    if transport.rank:
+    if (launched_ranks() or (1, 0))[1] > 0:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
-    check_procs(config, transport.size)
-    plan = build_plan(config, graph, transport.size, transport=transport)
-    transport = connect_to(plan.grid, transport)
+    plan, transport = join(config, graph, resume=args.resume)
     trainer, goes_on = start(config, graph, plan, transport, args.resume)
     with closing(trainer):
         run(trainer, goes_on, started)
@@ -79,15 +76,13 @@ def start(
     """
     out = Path(config.run.out)
     root = transport.rank == 0
-    check_ranks(config, graph, plan, transport)
     goes_on = False
     with together(transport):
         if root:
             check_free(out)
             goes_on = check_directory(out, resume)
     goes_on = transport.bcast(goes_on)
-    with together(transport):
-        trainer = Trainer(config, graph, plan, transport)
+    trainer = make_trainer(config, graph, plan, transport)
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lbpar.calibrate.machine import AUTO, machine_of
@@ -66,9 +67,71 @@ def build_plan(
     return chosen
 
 
-def check_ranks(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> None:
-    """Refuse ranks that would train different things. Collective over all ranks."""
-    check_alike(transport, {"network": graph, "plan": plan, "section `train` of the run file": config.train})
+def check_asked(transport: Transport, config: RunConfig, graph: Graph, **options: object) -> None:
+    """Refuse ranks that were asked for different things; before anything else is done together. Collective over all ranks.
+
+    Parameters
+    ----------
+    transport : Transport
+    config, graph
+        What each rank has read and built. Files of data may have another path on each rank; their content is compared later.
+    **options
+        What else was asked for, by name.
+    """
+    fields = _flat(config.model_dump(mode="json", by_alias=True))
+    for split in ("data.train", "data.test"):
+        if fields[split] not in (None, "synthetic"):
+            fields[split] = "a file"
+    check_alike(transport, {**options, **fields, "network": graph})
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {prefix + name: value}
+    return out
+
+
+def join(
+    config: RunConfig, graph: Graph, plan: Plan | None = None, transport: Transport | None = None, **options: object
+) -> tuple[Plan, Transport]:
+    """Meet the other ranks, make sure that all were asked for the same, and agree on the plan. Collective over all ranks.
+
+    Parameters
+    ----------
+    config, graph, **options
+        See `check_asked`.
+    plan : Plan, optional
+        Default: the run file's.
+    transport : Transport, optional
+        Default: that of this job.
+
+    Returns
+    -------
+    Plan, Transport
+        Of the same grid.
+
+    Raises
+    ------
+    LbparError
+        The ranks disagree, or their number, the plan and the transport do not fit.
+    """
+    own, given = transport is None, plan is not None
+    transport = connect() if transport is None else transport
+    check_asked(transport, config, graph, **options, plan=given)
+    check_procs(config, transport.size)
+    if plan is None:
+        plan = build_plan(config, graph, transport.size, transport=transport)
+    check_alike(transport, {"plan": plan})
+    if plan.grid.size != transport.size:
+        raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
+    if own:
+        return plan, connect_to(plan.grid, transport)
+    if transport.grid != plan.grid:
+        raise ConfigError(
+            f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."
+        )
+    return plan, transport
 
 
 def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:
@@ -86,16 +149,11 @@ def build_dataset(
     """One split of a run file's data, checked against the network; None for a test split that is not given."""
     if split == "test" and config.data.test is None:
         return None
-    shapes = graph.shapes(1)
-    loss = graph.loss
+    return open_dataset(config.data, split, **wanted_data(graph), dtype=dtype, seed=config.train.seed, like=like)
+
+
+def wanted_data(graph: Graph) -> dict[str, Any]:
+    """``input_shape``, ``target_shape`` and ``classes`` of the data that a network with a loss takes."""
+    shapes, loss = graph.shapes(1), graph.loss
     classes = shapes[graph.output][-1] if isinstance(loss.op, Loss) and loss.op.labels else None  # type: ignore[union-attr]
-    return open_dataset(
-        config.data,
-        split,
-        input_shape=shapes["input"][1:],
-        target_shape=shapes[TARGET][1:],
-        classes=classes,
-        dtype=dtype,
-        seed=config.train.seed,
-        like=like,
-    )
+    return {"input_shape": shapes["input"][1:], "target_shape": shapes[TARGET][1:], "classes": classes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -15,7 +16,9 @@ from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.data.arrays import ArrayDataset
 from lbpar.data.augment import AugmentedDataset
-from lbpar.data.dataset import Dataset
+from lbpar.data.checksum import checksum, dataset_facts
+from lbpar.data.dataset import Dataset, check_dataset
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
@@ -36,12 +39,28 @@ from lbpar.train.early_stop import EarlyStop
 from lbpar.train.predict import predict
 from lbpar.train.saving import load, need, save
 from lbpar.train.schedules import make_schedule
-from lbpar.train.setup import build_dataset
+from lbpar.train.setup import build_dataset, wanted_data
 from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
+from lbpar.transport.together import check_alike, together
 
 Array = Any
 OnStep = Callable[[StepResult, float], None]
+
+
+def make_trainer(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> Trainer:
+    """A trainer on each rank, all with the same data. Collective over all ranks.
+
+    Raises
+    ------
+    LbparError
+        What making a `Trainer` raises, or ranks differ in data, initial weights or engine; on all ranks alike.
+    """
+    with together(transport):
+        trainer = Trainer(config, graph, plan, transport)
+        facts = trainer.facts() if transport.size > 1 else {}
+    check_alike(transport, facts)
+    return trainer
 
 
 @dataclass
@@ -113,6 +132,7 @@ class Trainer:
         self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like)
         self.tracer = Tracer(self.transport.rank, self.engine) if c.run.trace else None
         weights = load_weights(c.model)
+        self._drawn = checksum(weights.values()) if weights else "drawn"
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
         self.worker.progress = None if c.engine.progress == "auto" else c.engine.progress
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
@@ -129,6 +149,17 @@ class Trainer:
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
+
+    def facts(self) -> dict[str, object]:
+        """What must be the same on all ranks besides the run file, the network and the plan. Local."""
+        facts: dict[str, object] = {
+            "engine": f"{self.engine.name}, {self.engine.dtype}",
+            "initial weights": self._drawn,
+        }
+        for name, dataset in (("data.train", self.dataset), ("data.test", self.test)):
+            if dataset is not None:
+                facts |= dataset_facts(name, dataset)
+        return facts
 
     def _check_metric(self, metric: str) -> None:
         where = "train.early_stop.metric"
@@ -294,7 +325,7 @@ class Trainer:
         TrainingError
             The loss is not finite; names the first layer whose output is not.
         """
-        data = dataset or self.test
+        data = self.test if dataset is None else self._own(dataset)
         if data is None:
             raise ConfigError("data.test: not given; evaluation needs test data.")
         totals = Totals()
@@ -314,8 +345,20 @@ class Trainer:
                 totals.add(result)
         return totals.record("test_")
 
+    def _own(self, dataset: Dataset) -> Dataset:
+        """A caller's data as this network takes them: checked, with the mean and std of the training data."""
+        if self.transport.size > 1:
+            check_alike(self.transport, dataset_facts("evaluate", dataset))
+        check_dataset(dataset, **wanted_data(self.graph))
+        if isinstance(dataset, Hdf5Dataset) and isinstance(self.dataset, Hdf5Dataset):
+            dataset = copy(dataset)
+            dataset.normalise_like(self.dataset.normalisation)
+        return dataset
+
     def predict(self, x: Array, normalised: bool = False) -> Array:
         """The network's output for samples as the training data are stored (or ``normalised``), whole, on all ranks."""
+        facts = {"shape and type": (x.shape, x.dtype), "normalised": normalised, "samples": checksum([x])}
+        check_alike(self.transport, {f"predict: {name}": fact for name, fact in facts.items()})
         if not normalised:
             self.dataset.normalisation.check_kind(x, "predict")
         data = ArrayDataset(x, Normalisation() if normalised else self.dataset.normalisation, self.engine.dtype)

@@ -141,13 +141,14 @@ def connect(
     rank = mpi.COMM_WORLD.Get_rank()
     watch = Watch(rank, limit, lambda message: _die(mpi, message)) if limit else None
     transport: Transport = MpiTransport(mpi.COMM_WORLD, grid, watch=watch)
-    self_test(transport, seconds)
-    if checked if checked is not None else _truth(os.environ, CHECKED):
+    checked = _truth(os.environ, CHECKED) if checked is None else checked
+    self_test(transport, seconds, checked)
+    if checked:
         transport = CheckedTransport(transport)
     return transport
 
 
-def self_test(transport: Transport, seconds: float = 60.0) -> None:
+def self_test(transport: Transport, seconds: float = 60.0, checked: bool = False) -> None:
     """Do all ranks answer, does a sum come out right, does a message reach the neighbour, do all run the same lbpar?
 
     Collective over all ranks; not counted.
@@ -171,7 +172,7 @@ def self_test(transport: Transport, seconds: float = 60.0) -> None:
         got = _finish(ring, rank, seconds, f"a message of rank {left}")
         if not (got[left] == left).all():
             raise CommError(f"self-test: rank {rank} on {host}: the message of rank {left} arrived damaged.")
-    facts = transport.allgather_obj((f"lbpar {__version__}, byte order {sys.byteorder}", host))
+    facts = transport.allgather_obj((f"lbpar {__version__}, byte order {sys.byteorder}, {CHECKED}={checked:d}", host))
     odd = [f"rank {r} on {h} has {f}" for r, (f, h) in enumerate(facts) if f != facts[0][0]]
     if odd:
         raise CommError(f"self-test: rank 0 on {facts[0][1]} has {facts[0][0]}, but {'; '.join(odd[:4])}.")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from lbpar.errors import ConfigError, LbparError
 from lbpar.transport.base import Transport
+
+SHOWN = 60
+"""Longest text of a value that a message shows; a digest is longer."""
 
 
 @contextmanager
@@ -48,20 +52,29 @@ def check_alike(transport: Transport, facts: Mapping[str, object]) -> None:
     Raises
     ------
     ConfigError
-        Names the first fact and the first rank that differs from rank 0; the same on all ranks.
+        Names the first fact that differs and the ranks that differ from most; the same on all ranks.
     """
     if transport.size == 1:
         return
-    mine = {name: hashlib.sha256(_text(value).encode()).hexdigest() for name, value in facts.items()}
-    everyone = transport.allgather_obj(mine)
-    for name in facts:
-        for rank, theirs in enumerate(everyone):
-            if theirs[name] != everyone[0][name]:
-                raise ConfigError(
-                    f"{name}: rank {rank} has made another one than rank 0. All ranks must read the same files and run the same "
-                    "functions; look for random numbers without a seed, or for something that depends on the rank, time or node."
-                )
+    mine = {name: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)) for name, value in facts.items()}
+    if len(set(transport.allgather_obj(_digest(repr(mine))))) == 1:
+        return
+    everyone = transport.allgather_obj({n: t if len(t) <= SHOWN else _digest(t) for n, t in mine.items()})
+    for name in dict.fromkeys(n for theirs in everyone for n in theirs):
+        values = [theirs.get(name, "nothing") for theirs in everyone]
+        usual, _ = Counter(values).most_common(1)[0]
+        odd = [rank for rank, value in enumerate(values) if value != usual]
+        if odd:
+            other = f"rank {values.index(usual)}"
+            short = max(len(usual), len(values[odd[0]])) <= SHOWN
+            what = f"{values[odd[0]]}, but {other} has {usual}" if short else f"another one than {other}"
+            more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+            raise ConfigError(
+                f"{name}: rank {odd[0]}{more} has {what}. All ranks must be given the same options, read "
+                "the same files and run the same functions; look for copies that differ, for random numbers without a seed, or for "
+                "something that depends on the rank, time or node."
+            )
 
 
-def _text(value: object) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,7 +12,7 @@ from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.train.json_text import dumps
 from lbpar.train.progress import print_table
-from lbpar.train.setup import build_graph, build_plan
+from lbpar.train.setup import build_graph, build_plan, check_asked
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
 from lbpar.verify.norms import FEW, fewest_values
@@ -48,8 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = given_run(args)
     graph = build_graph(config)
     batch = config.train.batch if args.batch is None else args.batch
+    transport, own = connect(), ("config", "set", "allow_code", "json")
+    check_asked(
+        transport,
+        config,
+        graph,
+        **{f"--{name.replace('_', '-')}": v for name, v in vars(args).items() if name not in own},
+    )
     check_numbers(args.procs, batch, args.random_plans)
-    transport = connect()
     real = transport.size > 1
     if real and args.procs not in (None, transport.size):
         raise ConfigError(

@@ -17,6 +17,7 @@ from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.train.setup import connect_to
 from lbpar.transport.base import Transport
+from lbpar.transport.together import check_alike
 from lbpar.verify.compare import Parity, Reference, verify_mpi, verify_virtual
 from lbpar.verify.norms import kept_apart
 from lbpar.verify.plans import random_plan
@@ -124,6 +125,7 @@ def verify_plans(
     Transport
         The one to go on with: its grid is that of the last plan, if ranks are real.
     """
+    check_alike(transport, {"plans": plans})
     merged = kept_apart(graph, (plan for _, plan in plans), batch)
     graph = with_norm_stats(graph, "global" if merged else None)
     kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}

@@ -38,7 +38,7 @@ def test_same_on_all_ranks() -> None:
 def test_one_rank_has_another_network_of_the_same_shapes() -> None:
     errors = _errors([_network(), _network(), _network(2)], [Plan(Grid((3,)))] * 3)
     assert len(set(errors)) == 1 and errors[0] is not None
-    assert errors[0].startswith("network: rank 2 has made another one than rank 0.")
+    assert errors[0].startswith("network: rank 2 has another one than rank 0.")
 
 
 def test_one_rank_has_another_plan() -> None:
