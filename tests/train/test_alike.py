@@ -150,8 +150,8 @@ def test_copies_of_data_that_differ(tmp_path: Path, split: str, theirs: dict[str
 
 def test_equal_copies_may_lie_anywhere(tmp_path: Path) -> None:
     def job(transport: Transport) -> None:
-        path = _data(tmp_path / f"{transport.rank}.h5")
-        with api.train(parse_run(RUN, [f"data.train={path}", f"data.test={path}"]), transport=transport) as trained:
+        train, test = (_data(tmp_path / f"{transport.rank}{split}.h5") for split in ("train", "test"))
+        with api.train(parse_run(RUN, [f"data.train={train}", f"data.test={test}"]), transport=transport) as trained:
             assert len(trained.records) == 1
 
     assert on_ranks(job) == [None] * 3
