@@ -52,6 +52,11 @@ class Sampler:
         full = self.length // self.batch
         return full if (self.drop_last and full) else -(-self.length // self.batch)
 
+    @property
+    def last(self) -> int:
+        """Samples of the last batch of an epoch."""
+        return min(self.batch, self.length - (self.steps_per_epoch - 1) * self.batch)
+
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch, all samples."""
         return epoch_order(self.seed, epoch, self.length) if self.shuffle else np.arange(self.length, dtype=np.int64)

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lbpar.graph.graph import Graph, Node
-from lbpar.graph.op import Input
+from lbpar.graph.loops import Shape
+from lbpar.graph.op import Input, Op
+from lbpar.graph.ops.norm import Norm
+from lbpar.layout.grid import Grid
 from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.cuts import Floats, Ints
 from lbpar.plan.moves import Read, move_table
@@ -130,6 +133,7 @@ def build_tables(
             op, xs = parts[0][0], parts[0][1]
             loops, spare = op.loops(xs), pricing.shares_cores
             grids = (dict(forced),) if forced is not None else candidates(op.kind, loops, pricing.grid, spare)
+            grids = _trainable(op, xs, grids, pricing.grid)
             made = pricing.memo[memo] = (len(grids), _group_table(parts, grids, pricing))
         considered += made[0]
         nodes[name] = made[1]
@@ -144,6 +148,14 @@ def build_tables(
         known = out.edges.get((a, b))
         out.edges[a, b] = table if known is None else _added(known, table, pricing)
     return out
+
+
+def _trainable(op: Op, xs: Sequence[Shape], grids: tuple[OpGrid, ...], grid: Grid) -> tuple[OpGrid, ...]:
+    """Those that leave no part of a norm with a single value per channel, unless none does."""
+    if not isinstance(op, Norm) or op.stats == "global":
+        return grids
+    ways = ({loop: grid.ways(axes) for loop, axes in g.items()} for g in grids)
+    return tuple(g for g, w in zip(grids, ways, strict=True) if op.fewest(xs, w) > 1) or grids
 
 
 def _group_table(parts: list, grids: Sequence[OpGrid], pricing: Pricing) -> NodeTable:

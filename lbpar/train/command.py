@@ -83,6 +83,7 @@ def start(
             goes_on = check_directory(out, resume)
     goes_on = transport.bcast(goes_on)
     trainer = make_trainer(config, graph, plan, transport)
+    trainer.check_batches()
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
             check_metrics(config.run.metrics)

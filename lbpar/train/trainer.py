@@ -36,6 +36,7 @@ from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
 from lbpar.train.checkpoint import latest
 from lbpar.train.early_stop import EarlyStop
+from lbpar.train.norms import check_norms
 from lbpar.train.predict import predict
 from lbpar.train.saving import load, need, save
 from lbpar.train.schedules import make_schedule
@@ -169,6 +170,15 @@ class Trainer:
             other = metric.replace("accuracy", "loss")
             raise ConfigError(f"{where}: {metric} is not measured with loss {self.config.train.loss}; watch {other}.")
 
+    def check_batches(self) -> None:
+        """Refuse batches that the network's norms cannot be trained with. Local; the same on all ranks."""
+        sampler, left = self.sampler, self.total_steps * self.config.train.accumulate
+        if self.done:
+            return
+        check_norms(self.graph, self.plan, min(sampler.batch, sampler.length))
+        if sampler.last < sampler.batch and 1 < sampler.steps_per_epoch <= left:
+            check_norms(self.graph, self.plan, sampler.last, last=True)
+
     # One epoch and its steps.
 
     def train(self) -> Iterator[dict[str, Any]]:
@@ -202,7 +212,13 @@ class Trainer:
         """One pass over the training data (or what is left of it), evaluated if that is due.
 
         ``on_step(result, lr)`` is called after each batch.
+
+        Raises
+        ------
+        ConfigError
+            A batch gives a norm a single value per channel; before the first step.
         """
+        self.check_batches()
         began, sent_before = perf_counter(), self._sent()
         number, totals, lr = self.epoch + 1, Totals(), 0.0
         dataset = self._epoch_data()

@@ -15,6 +15,7 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
+from lbpar.train.norms import check_norms
 from lbpar.train.setup import connect_to
 from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike
@@ -128,6 +129,8 @@ def verify_plans(
     check_alike(transport, {"plans": plans})
     merged = kept_apart(graph, (plan for _, plan in plans), batch)
     graph = with_norm_stats(graph, "global" if merged else None)
+    for _, plan in plans:
+        check_norms(graph, plan, batch)
     kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
     t = config.train
     made = build_engine(config.engine.model_copy(update={"name": engine}), "float64")

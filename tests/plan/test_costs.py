@@ -65,6 +65,16 @@ def test_named_strategies_cost_the_same_in_tables_and_as_programs() -> None:
     assert seen >= 2
 
 
+def test_no_candidate_leaves_a_norm_with_one_value() -> None:
+    grid, ways = planning_grid(8), {}
+    for stats in ("global", "local"):
+        g = GraphBuilder(input=(64,))
+        graph = g.build(g.linear(g.norm(g.input, stats=stats, name="n"), 9)).with_loss(CrossEntropy())
+        grids = build_tables(graph, 8, Pricing(MACHINE, grid)).nodes["n"].grids
+        ways[stats] = {Plan(grid, {"n": g}).ways("n").get("N", 1) for g in grids}
+    assert ways == {"global": {1, 2, 4, 8}, "local": {1, 2, 4}}
+
+
 @pytest.mark.parametrize("machine", ["perlmutter-a100", "laptop", "abci-v100"])
 def test_the_choice_is_the_best_of_all_plans_through_lowering(machine: str) -> None:
     """Every combination of candidates of a small network is lowered and priced; none is cheaper."""

@@ -19,6 +19,7 @@ from lbpar.cost.price import price
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.ops.norm import Norm
 from lbpar.plan.command import run as plan_command
 from lbpar.program.steps import Start, StartMany
 from lbpar.program.words import program_rows
@@ -214,3 +215,57 @@ def test_local_norms_wait_for_nobody_and_send_two_messages_a_step(procs: int) ->
         close(got.state(name), plain.state(name), name, 1e-12)
     priced = price(got.program, find_machine("laptop"), "float64")
     assert sum(s.messages for s in priced.steps if s.phase == "update") == 2 * (procs - 1)
+
+
+VECTORS = """
+model: {input: [6], layers: [{op: linear, features: 5, name: fc}, {op: norm, name: n}, {op: linear, features: 3}]}
+data: {train: synthetic, test: synthetic, samples: 9}
+train: {batch: 4}
+engine: {name: numpy, dtype: float64}
+"""
+
+
+@pytest.mark.parametrize(
+    ("procs", "changes", "text"),
+    [
+        (1, ["train.batch=1"], "n: a batch of 1 sample gives it one value per channel.*Take a larger train.batch"),
+        (1, ["train.batch=1", "train.accumulate=4"], "n: a batch of 1 sample gives it one value"),
+        (1, ["data.samples=1"], "n: a batch of 1 sample gives it one value"),
+        (1, [], "n: the last batch of an epoch of 1 sample gives it one value.*Set data.drop_last: true"),
+        (4, [], "n: the last batch of an epoch of 1 sample gives it one value.*Set data.drop_last: true"),
+        (4, ["parallel.norm=local"], "n: a batch of 4 samples gives some process one value.*parallel.norm: global, or split n over"),
+        (2, ["data.samples=11", "parallel.norm=sample"], "n: the last batch of an epoch of 3 samples gives some process one value"),
+    ],
+)  # fmt: skip
+def test_statistics_of_one_value_are_refused_before_the_first_step(procs: int, changes: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        train(run_file(["parallel.strategy=data", *changes], VECTORS), procs)
+
+
+@pytest.mark.parametrize(
+    ("procs", "changes"),
+    [
+        (1, ["data.drop_last=true"]),
+        (1, ["train.max_steps=2"]),  # ends before the last batch
+        (1, ["data.samples=10"]),
+        (4, ["data.samples=8"]),
+        (2, ["data.samples=8", "parallel.norm=local"]),
+        (8, ["data.samples=8", "parallel.layers={n: {N: 2}}", "parallel.norm=local"]),
+    ],
+)
+def test_two_values_are_enough(procs: int, changes: list[str]) -> None:
+    assert train(run_file(["parallel.strategy=data", *changes], VECTORS), procs).records
+
+
+def test_evaluation_takes_samples_one_by_one() -> None:
+    config = run_file(["train.batch=1"], VECTORS)
+    [record] = train(config, 1, lambda trainer: [trainer.evaluate()]).records
+    assert np.isfinite(record["test_loss"])
+
+
+def test_space_counts_and_idle_or_empty_processes_do_not() -> None:
+    op, xs = Norm(stats="local"), ((3, 4, 5, 2),)
+    assert Norm().fewest(xs, {"N": 3, "H": 4}) == 60
+    assert op.fewest(xs, {}) == 60 and op.fewest(xs, {"C": 2}) == 60
+    assert op.fewest(xs, {"N": 3}) == 20 and op.fewest(xs, {"N": 7, "W": 4}) == 4
+    assert Norm(stats="sample").fewest(xs, {"N": 3, "W": 5}) == 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -51,6 +51,19 @@ class Norm(Op):
         """Loops over whose processes the training statistics stay separate."""
         spatial = spatial_letters(len(xs[0]) - 2)
         return {"global": (), "sample": ("N",), "local": ("N", *spatial)}[self.stats]
+
+    def fewest(self, xs: Sequence[Shape], ways: Mapping[str, int]) -> int:
+        """Fewest values per channel behind the training statistics of a group of processes.
+
+        Parameters
+        ----------
+        xs : shapes of the inputs
+        ways : mapping
+            Number of parts of each split loop.
+        """
+        apart = self.varying(xs)
+        extents = tensor_loops(xs[0])[:-1]
+        return prod(max(1, e // ways.get(loop, 1)) if loop in apart else e for loop, e in extents)
 
     def _stat(self, value: str, rows: int, c: int, varying: tuple[str, ...] = ()) -> Operand:
         return Operand(value, (Index(rows), Index(c, ("C",))), "sum", varying, "float64")

@@ -1,0 +1,40 @@
+"""What batch norms ask of a batch."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from lbpar.errors import ConfigError
+from lbpar.graph.graph import Graph
+from lbpar.graph.norm_stats import norms
+from lbpar.graph.ops.norm import Norm
+from lbpar.program.plan import Plan
+
+
+def check_norms(graph: Graph, plan: Plan, samples: int, last: bool = False) -> None:
+    """Refuse to train where a norm's statistics would be of one value per channel.
+
+    Its variance would be 0: the norm would give its bias whatever comes in, and its running variance would fade away.
+
+    Parameters
+    ----------
+    graph, plan
+    samples : int
+        Of a batch.
+    last : bool
+        It is the incomplete last batch of an epoch.
+    """
+    for node in norms(graph):
+        op, xs = cast(Norm, node.op), graph.input_shapes(node.name, samples)
+        if op.fewest(xs, plan.ways(node.name)) > 1:
+            continue
+        alone, where = op.fewest(xs, {}) == 1, "the last batch of an epoch" if last else "a batch"
+        remedy = "Take a larger train.batch"
+        if last:
+            remedy = "Set data.drop_last: true, or choose a train.batch that leaves more over"
+        elif not alone:
+            remedy = f"Set parallel.norm: global, or split {node.name} over fewer processes"
+        raise ConfigError(
+            f"{node.name}: {where} of {samples} sample{'s' * (samples > 1)} gives {'it' if alone else 'some process'} one value per "
+            f"channel to normalise, whose variance is 0; expected at least 2 values in training. {remedy}."
+        )
