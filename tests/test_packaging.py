@@ -45,7 +45,7 @@ def test_wheel_holds_all_files_and_nothing_else(clone: Path, wheel: Path) -> Non
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = call("git", "-c", "safe.directory=*", "ls-files", "lbpar", "kernels", cwd=clone).splitlines()
     expected = {name if name.startswith("lbpar/") else f"lbpar/{name}" for name in tracked}
-    assert {"lbpar/kernels/common.cuh", "lbpar/py.typed", "lbpar/cost/machines/laptop.yaml"} <= expected
+    assert {"lbpar/kernels/rows.c", "lbpar/py.typed", "lbpar/cost/machines/laptop.yaml"} <= expected
     assert not expected - names
     assert {name.split("/")[0] for name in names} == {"lbpar", f"lbpar-{lbpar.__version__}.dist-info"}
 
@@ -54,11 +54,13 @@ def test_wheel_holds_all_files_and_nothing_else(clone: Path, wheel: Path) -> Non
 def test_installs_and_finds_its_kernels(source: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     what, site = request.getfixturevalue(source), tmp_path / "site"
     call(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, what, cwd=tmp_path)
-    code = "import lbpar, lbpar.kernel_source as k; print(lbpar.__file__, k.folder(), len(k.read('common.cuh')))"
-    package, kernels, size = call(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    code = "import lbpar, lbpar.engine.native.build as b; print(lbpar.__file__, *b._sources())"
+    package, *sources = call(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
     assert Path(package) == site / "lbpar" / "__init__.py"
-    assert Path(kernels) == site / "lbpar" / "kernels"
-    assert int(size) == len((ROOT / "kernels" / "common.cuh").read_text())
+    assert {Path(s).parent for s in sources} == {site / "lbpar" / "kernels"}
+    assert {Path(s).name: Path(s).read_text() for s in sources} == {
+        p.name: p.read_text() for p in (ROOT / "kernels").glob("*.c")
+    }
     assert (
         call(site / "bin" / "lbpar", "--version", cwd=tmp_path, PYTHONPATH=str(site)).strip()
         == f"lbpar {lbpar.__version__}"

@@ -21,7 +21,7 @@ Threads = Annotated[int | Literal["auto"], Custom(_threads, "`auto` or whole num
 class EngineConfig(Section):
     """What computes on each process."""
 
-    name: Literal["auto", "numpy", "onednn", "cupy"] = Field(default="auto", description="Library of kernels.")
+    name: Literal["auto", "numpy", "onednn"] = Field(default="auto", description="Library of kernels.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         default="float32", description="Type of activations and weights."
     )

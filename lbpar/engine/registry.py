@@ -49,8 +49,6 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
                 raise
             log.warning("engine: numpy, because onednn cannot be used (%s)", error)
             return NumpyEngine(dtype, threads)
-    if name == "cupy":
-        raise ConfigError(f"engine.name: cupy is not part of this version of lbpar. Choose one of {', '.join(NAMES)}.")
     raise ConfigError(f"engine.name: got {name!r}, {nearest(name, NAMES)}expected one of {', '.join(NAMES)}.")
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from lbpar import kernel_source
 from lbpar.engine.native.cache import find, keep, private, temporary
 from lbpar.errors import EngineError
 
@@ -76,12 +75,13 @@ def _compile(compiler: str, sources: Sequence[Path], folder: Path, name: str) ->
 
 
 def _sources() -> list[Path] | None:
-    """The C files, if this installation has them."""
-    try:
-        paths = [kernel_source.folder() / name for name in _SOURCES]
-    except EngineError:
-        return None
-    return paths if all(path.is_file() for path in paths) else None
+    """The C files, if this installation has them: `lbpar/kernels/` of a wheel, `kernels/` of the repository."""
+    package = Path(__file__).resolve().parents[2]
+    for folder in (package / "kernels", package.parent / "kernels"):
+        paths = [folder / name for name in _SOURCES]
+        if all(path.is_file() for path in paths):
+            return paths
+    return None
 
 
 def _user_cache() -> Path:
