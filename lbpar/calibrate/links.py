@@ -8,7 +8,7 @@ import numpy as np
 
 from lbpar.config.machine_file import LevelConfig, MachineFile
 from lbpar.cost.machine import Machine
-from lbpar.cost.price import move_price
+from lbpar.cost.moves import move_price
 from lbpar.engine.base import Engine
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim, Layout

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from importlib.resources import files
 from math import ceil, log2, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,21 @@ class Part:
     ways: int
     alpha: float
     bandwidth: float
+
+
+class Term(NamedTuple):
+    """Seconds of a move: its start (if anything is sent), each message, each byte."""
+
+    start: float
+    message: float
+    byte: float
+
+    def seconds(self, sent: Many, messages: Many) -> Many:
+        """Seconds of so many bytes in so many messages."""
+        return self.start * (messages > 0) + self.message * messages + self.byte * sent
+
+
+Terms = tuple[Term, Term]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,60 +90,45 @@ class Machine:
         """The levels that a group over ``axes`` spans, fastest first."""
         return _parts(self, grid, tuple(axes))
 
-    def move_seconds(self, kind: MoveKind, parts: Sequence[Part], sent: Many, messages: Many) -> Many:
-        """Seconds of one move.
+    def terms(self, kind: MoveKind, parts: Sequence[Part]) -> Terms:
+        """What a move's seconds are made of: two forms, of which the faster one is taken.
 
         Parameters
         ----------
         kind : str
             Kind of move.
         parts : sequence of Part
-            The levels of its group.
-        sent : float or array
-            Bytes that the busiest rank sends.
-        messages : float or array
-            Messages that the busiest rank sends.
+            The levels of its group, fastest first.
         """
         if kind == "slice" or not parts:
-            return 0.0 * sent
-        p = prod(x.ways for x in parts)
-        form = self.file.latency
+            return (Term(0.0, 0.0, 0.0),) * 2
+        p, form, slow = prod(x.ways for x in parts), self.file.latency, parts[-1]
+        start = alpha = beta = 0.0
+        inside = 1
+        if kind == "allreduce" and form == "tree":
+            hops = sum(_hops(x.ways, form) * x.alpha for x in parts)
+            return (Term(hops, 0.0, sum(_hops(x.ways, form) / x.bandwidth for x in parts) * p / (2 * (p - 1))),) * 2
         if kind in ("allreduce", "reduce_scatter", "allgather"):
-            rounds = 2 if kind == "allreduce" else 1
-            if kind == "allreduce" and form == "tree":
-                whole = sent * (p / (2 * (p - 1)))
-                return sum(_hops(x.ways, form) * (x.alpha + whole / x.bandwidth) for x in parts)
-            out: Many = 0.0
-            inside = 1
             for x in parts:
                 inside *= x.ways
-                share = (x.ways - 1) / inside / ((p - 1) / p)
-                out = out + rounds * _hops(x.ways, form) * x.alpha + sent * share / x.bandwidth
-            return np.where(np.asarray(messages) > 0, out, 0.0) if isinstance(sent, np.ndarray) else out
-        slow = parts[-1]
+                start += (2 if kind == "allreduce" else 1) * _hops(x.ways, form) * x.alpha
+                beta += (x.ways - 1) / inside / ((p - 1) / p) / x.bandwidth
+            return (Term(start, 0.0, beta),) * 2
         if kind != "alltoall":
-            return messages * slow.alpha + sent / slow.bandwidth
-        alpha, beta = self.pairwise(parts)
-        out = messages * alpha + sent * beta
-        if form == "log":
-            start, slope = self.rounds(parts)
-            return np.minimum(out, start * (messages > 0) + sent * slope)
-        return out
-
-    def pairwise(self, parts: Sequence[Part]) -> tuple[float, float]:
-        """Seconds per message and per byte when everyone in a group sends to everyone."""
-        p, inside = prod(x.ways for x in parts), 1
-        alpha = beta = 0.0
+            return (Term(0.0, slow.alpha, 1 / slow.bandwidth),) * 2
         for x in parts:
             share = (inside * x.ways - inside) / (p - 1)
             inside *= x.ways
             alpha, beta = alpha + share * x.alpha, beta + share / x.bandwidth
-        return alpha, beta
+        pairwise = Term(0.0, alpha, beta)
+        if form != "log":
+            return pairwise, pairwise
+        hops = _hops(p, "log")  # in log p rounds (Bruck), each of which carries half of all data
+        return pairwise, Term(hops * slow.alpha, 0.0, hops / 2 / slow.bandwidth)
 
-    def rounds(self, parts: Sequence[Part]) -> tuple[float, float]:
-        """Start and seconds per byte of the same in log p rounds (Bruck), each of which carries half of all data."""
-        hops = _hops(prod(x.ways for x in parts), "log")
-        return hops * parts[-1].alpha, hops / 2 / parts[-1].bandwidth
+    def move_seconds(self, kind: MoveKind, parts: Sequence[Part], sent: float, messages: float) -> float:
+        """Seconds of one move in which the busiest rank sends so many bytes in so many messages."""
+        return min(t.seconds(sent, messages) for t in self.terms(kind, parts))
 
     def turns(self, busy: Many, procs: int) -> Many:
         """How many times longer a kernel takes because processes share cores.

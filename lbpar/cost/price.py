@@ -12,10 +12,10 @@ from math import prod
 
 from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
-from lbpar.cost.traffic import longest, traffic
+from lbpar.cost.moves import move_price
+from lbpar.cost.traffic import longest
 from lbpar.layout.exchange import allreduce_volume
 from lbpar.layout.layout import Layout
-from lbpar.layout.transition import Move
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 
 #: Arrays that an optimizer keeps per parameter, besides the parameter and its gradient.
@@ -181,22 +181,6 @@ def owner(step: Compute, program: Program) -> str:
     """The layer whose grid a kernel runs on: for fused kernels, the one whose parameters it reads."""
     params = (b.rpartition(".")[0] for b in step.reads if b in program.params)
     return next(params, step.node)
-
-
-def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
-    """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
-    grid = move.src.grid
-    after = layout_size(move.dst) * item
-    if move.kind == "slice":
-        return machine.copy_seconds(after), 0, 0
-    busiest = traffic(move).busiest
-    sent = busiest.elements * item
-    seconds = float(
-        machine.move_seconds(move.kind, machine.parts(grid, move.axes), float(sent), float(busiest.messages))
-    )
-    if move.kind != "allreduce":  # packing and unpacking
-        seconds += machine.copy_seconds(after)
-    return seconds, sent, busiest.messages
 
 
 def layout_size(layout: Layout) -> int:

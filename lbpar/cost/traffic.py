@@ -180,6 +180,42 @@ def longest(dim: Dim, grid: Grid) -> int:
     return int(_lengths(dim, grid).values.max())
 
 
+@lru_cache(maxsize=1 << 16)
+def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
+    """Of one dimension, at the coordinates where most leaves: indices sent to members of a group (kept ones included), members that
+    get any, indices kept."""
+    if len(s.factors) > 1 or len(d.factors) > 1:
+        (sent, readers), kept = _sent(s, d, axes, grid), _kept(s, d, grid)
+        where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
+        total, count, own = (_product([t], where, grid) for t in (sent, readers, kept))
+    else:
+        (a, b), (c, e) = _blocks(s, grid), _blocks(d, grid)
+        rank, members = _members(grid, tuple(x for x in axes if x in d.axes[0]))
+        both = np.minimum(b[rank, None], e[members]) - np.maximum(a[rank, None], c[members])
+        total, count = np.maximum(0, both).sum(1), (both > 0).sum(1)
+        own = np.maximum(0, np.minimum(b, e) - np.maximum(a, c))[rank]
+    at = int(np.lexsort((count, total, total - own))[-1])
+    return int(total[at]), int(count[at]), int(own[at])
+
+
+@lru_cache(maxsize=1 << 14)
+def _blocks(dim: Dim, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """First and last+1 index that every rank holds."""
+    lo, hi = bounds(dim, grid, _enumerate(grid.axes, grid))
+    return np.broadcast_to(lo, (grid.size,)), np.broadcast_to(hi, (grid.size,))
+
+
+@lru_cache(maxsize=1 << 10)
+def _members(grid: Grid, axes: Axes) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks (all, or a sample of many) and the ranks of each one's group."""
+    steps, where = grid.strides, _enumerate(axes, grid)
+    rank = np.arange(grid.size)
+    if grid.size * grid.ways(axes) > PAIRS:
+        rank = np.unique(np.linspace(0, grid.size - 1, max(64, PAIRS // grid.ways(axes))).astype(int))
+    first = rank - sum((rank // steps[a] % grid.sizes[a] * steps[a] for a in axes), np.zeros_like(rank))
+    return rank, first[:, None] + sum((where[a] * steps[a] for a in axes), np.zeros(1, int))
+
+
 def _places(coords: Coords, grid: Grid) -> list[tuple[int, ...]]:
     n = next(iter(coords.values())).size if coords else 1
     return [tuple(int(coords[a][i]) if a in coords else 0 for a in grid.axes) for i in range(n)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +24,14 @@ class Op(ABC):
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
         """Loops that a grid may split, and their extents."""
 
+    def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
+        """Loops that a planner may split, and whether only into equal parts."""
+        return dict.fromkeys(self.loops(xs), False)
+
+    def trains(self, xs: Sequence[Shape], ways: Mapping[str, int]) -> bool:
+        """Whether training makes sense with loops split into so many parts."""
+        return True
+
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         """Parameters and running statistics by short name."""
         return {}
@@ -40,6 +48,10 @@ class Op(ABC):
         """Kernels that run after the backward pass (running statistics)."""
         return ()
 
+    #: Whether it multiplies by a matrix of weights: what named strategies are rules for.
+    weighted: ClassVar[bool] = False
+    #: Whether element i of the output depends on elements i of the inputs only.
+    elementwise: ClassVar[bool] = False
     #: Inputs that carry no gradient (labels).
     no_grad: ClassVar[frozenset[int]] = frozenset()
 

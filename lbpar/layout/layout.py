@@ -59,7 +59,7 @@ class Dim:
         """A dimension that is not cut."""
         return cls(extent, (extent,), ((),))
 
-    @property
+    @cached_property
     def all_axes(self) -> Axes:
         """Every axis that cuts this dimension."""
         return tuple(a for axes in self.axes for a in axes)
@@ -129,14 +129,7 @@ class Layout:
         """
         extents = dict(kernel.loops)
         dims = tuple(Dim.of(i, extents, grid, op_grid) for i in operand.dims)
-        own = {loop for i in operand.dims for loop in i.loops}
-        open_loops = operand.varying
-        if written:
-            open_loops = (
-                *open_loops,
-                *(loop for loop, _ in kernel.loops if loop not in own and loop not in open_loops),
-            )
-        partial = tuple(sorted(a for loop in open_loops for a in op_grid.get(loop, ())))
+        partial = tuple(sorted(a for loop in open_loops(operand, kernel, written) for a in op_grid.get(loop, ())))
         return cls(grid, dims, partial, operand.reduce)
 
     @classmethod
@@ -200,6 +193,13 @@ class Layout:
     @cached_property
     def _hash(self) -> int:
         return hash((self.grid, self.dims, self.partial, self.reduce))
+
+
+def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ...]:
+    """Loops along whose axes a kernel leaves an operand partial (or different on purpose)."""
+    own = {loop for i in operand.dims for loop in i.loops}
+    summed = (loop for loop, _ in kernel.loops if loop not in own and loop not in operand.varying)
+    return (*operand.varying, *summed) if written else operand.varying
 
 
 @lru_cache(maxsize=1 << 14)

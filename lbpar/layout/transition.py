@@ -6,18 +6,24 @@
     anything else between Shard and Replicate: point to point ("p2p"), needed minus held
     ghosts -> Shard, adding (the adjoint of halo)                        accumulate
 
-What one rank sends and receives in a move is in ``exchange``.
+`stages` decides, for one pair of layouts or for arrays of them at once: cuts of a dimension are numbers (`lbpar.layout.cuts`), sets of
+axes are bits. What one rank sends and receives in a move is in ``exchange``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Literal
 
+import numpy as np
+
 from lbpar.errors import LayoutError
+from lbpar.layout.cuts import Cuts, Ints, Many, bits, cuts_of, pick
 from lbpar.layout.grid import Axes
-from lbpar.layout.layout import Dim, Layout
+from lbpar.layout.layout import Layout
 
 MoveKind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "halo", "p2p", "slice", "accumulate"]
 
@@ -33,6 +39,112 @@ class Move:
 
     def __str__(self) -> str:
         return f"{self.kind}({','.join(map(str, self.axes))}) {self.src} -> {self.dst}"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One kind of move between layouts of a tensor.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of move.
+    axes : int or int array
+        Axes over which it goes, as bits.
+    src, dst : tuple of int or of int arrays
+        Cut of every dimension before and after.
+    at : int array, optional
+        Of arrays of layouts, those pairs (flat numbers) that move; the other arrays have one entry for each of them.
+    """
+
+    kind: MoveKind
+    axes: Many
+    src: tuple[Many, ...]
+    dst: tuple[Many, ...]
+    at: Ints | None = None
+
+
+def stages(
+    cuts: Cuts, src: Sequence[Many], dst: Sequence[Many], partial: Many, kept: Many = 0, *, shape: tuple[int, ...] = ()
+) -> list[Stage]:
+    """What turns layouts into others, in order.
+
+    Parameters
+    ----------
+    cuts : Cuts
+        What numbers of cuts mean.
+    src, dst : sequences of int, or of int arrays that broadcast against each other
+        Cut of every dimension, before and after.
+    partial, kept : int or int array
+        Axes along which values are partial, before and after, as bits.
+    shape : tuple of int
+        The shape to which arrays broadcast; empty for one pair.
+    """
+    out: list[Stage] = []
+
+    def note(kind: MoveKind, active: Many, axes: Many, before: Sequence[Many], after: Sequence[Many]) -> None:
+        if not np.any(active):
+            return
+        if not shape:
+            out.append(Stage(kind, axes, tuple(before), tuple(after)))
+            return
+        at = np.flatnonzero(np.broadcast_to(active, shape))
+
+        def here(x: Many) -> Many:
+            return np.broadcast_to(x, shape).reshape(-1)[at]
+
+        out.append(Stage(kind, here(axes), tuple(map(here, before)), tuple(map(here, after)), at))
+
+    cur = list(src)
+    todo = partial & ~kept
+    if np.any(todo):
+        # What is replicated is cut on the way, so that no more travels than is needed.
+        free = cuts.everything & ~(partial | _union(cuts.mask(c) for c in cur))
+        nxt = [cuts.scattered(c, d, todo, free) for c, d in zip(cur, dst, strict=True)]
+        gone = _union(pick(n != c, todo & cuts.mask(d), 0) for c, n, d in zip(cur, nxt, dst, strict=True))
+        note("reduce_scatter", gone != 0, gone, cur, nxt)
+        cur, left = nxt, todo & ~gone
+        if np.any(left):  # without ghosts: other readers may start from the sum
+            goal = [cuts.plain(d) for d in dst]
+            nxt, cut = _sliced(cuts, cur, goal, partial & ~gone, left != 0)
+            note("slice", cut, 0, cur, nxt)
+            note("allreduce", left != 0, left, nxt, nxt)
+            cur = nxt
+    # Cutting what is replicated is free, and makes whatever follows smaller.
+    nxt, cut = _sliced(cuts, cur, dst, kept, True)
+    note("slice", cut, 0, cur, nxt)
+    cur = nxt
+    edge = [cuts.pair(c, d).halo for c, d in zip(cur, dst, strict=True)]
+    axes = _union(pick(e, cuts.mask(d), 0) for e, d in zip(edge, dst, strict=True))
+    nxt = [pick(e, d, c) for e, c, d in zip(edge, cur, dst, strict=True)]
+    note("halo", axes != 0, axes, cur, nxt)
+    cur = nxt
+    pairs = [cuts.pair(c, d) for c, d in zip(cur, dst, strict=True)]
+    before, after = _union(p.before for p in pairs), _union(p.after for p in pairs)
+    changed = reduce(or_, (c != d for c, d in zip(cur, dst, strict=True)), False)
+    scatters = reduce(or_, (p.scatters for p in pairs), False)
+    swaps = scatters & (before == after)
+    note("allgather", changed & (scatters ^ True), before, cur, dst)
+    note("alltoall", changed & swaps, before, cur, dst)
+    note("p2p", changed & scatters & (swaps ^ True), before, cur, dst)
+    return out
+
+
+def _union(masks: Iterable[Many]) -> Many:
+    return reduce(or_, masks, 0)
+
+
+def _sliced(
+    cuts: Cuts, cur: Sequence[Many], dst: Sequence[Many], partial: Many, where: Many
+) -> tuple[list[Many], Many]:
+    """Cut what is replicated towards ``dst``, and whether anything is cut."""
+    used = partial | _union(cuts.mask(c) for c in cur)
+    nxt, changed = [], False
+    for c, d in zip(cur, dst, strict=True):
+        free = (used & cuts.mask(d) & ~cuts.mask(c)) == 0
+        nxt.append(pick(where & free, cuts.pair(c, d).sliced, c))
+        changed = changed | (nxt[-1] != c)
+    return nxt, changed
 
 
 @lru_cache(maxsize=1 << 16)
@@ -55,13 +167,17 @@ def transition(src: Layout, dst: Layout) -> tuple[Move, ...]:
         raise LayoutError(f"transition: cannot go from {src} to {dst}: global shapes and grids must be equal.")
     if not set(dst.partial) <= set(src.partial):
         raise LayoutError(f"transition: {dst} is partial along axes where {src} is complete; sums cannot be undone.")
-    moves: list[Move] = []
-    cur = _reduce(src, dst, moves)
-    if not dst.partial and cur.reduce != dst.reduce:
-        cur = replace(cur, reduce=dst.reduce)
-    cur = _slice(cur, dst, moves)
-    cur = _halo(cur, dst, moves)
-    _reshard(cur, dst, moves)
+    cuts, moves, cur = cuts_of(src.grid), [], src
+    before, after = ([cuts.number(d) for d in x.dims] for x in (src, dst))
+    for s in stages(cuts, before, after, bits(src.partial), bits(dst.partial)):
+        axes = cuts.axes(s.axes)
+        summed = s.kind in ("reduce_scatter", "allreduce")
+        if not summed and not dst.partial and set(cur.partial) <= set(dst.partial):
+            cur = replace(cur, reduce=dst.reduce)
+        dims = tuple(cuts.dim(c, e) for c, e in zip(s.dst, src.shape, strict=True))
+        nxt = replace(cur, dims=dims, partial=tuple(a for a in cur.partial if not (summed and a in axes)))
+        moves.append(Move(s.kind, axes, cur, nxt))
+        cur = nxt
     return tuple(moves)
 
 
@@ -72,99 +188,3 @@ def accumulate(ghosted: Layout) -> tuple[Move, ...]:
     plain = ghosted.plain
     axes = tuple(sorted({a for d in ghosted.dims if d.window is not None for a in d.all_axes}))
     return (Move("accumulate", axes, ghosted, plain),)
-
-
-def _reduce(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
-    """Make the sums that ``dst`` wants made; what is replicated is cut on the way, so that no more travels than is needed."""
-    todo = set(cur.partial) - set(dst.partial)
-    if not todo:
-        return cur
-    free = set(cur.grid.axes) - set(cur.partial) - set(cur.shard_axes)
-    dims = list(cur.dims)
-    scattered: list[int] = []
-    for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
-        new = tuple(a for a in d.all_axes if a in todo)
-        if not new or c.window is not None:
-            continue
-        plain, whole = len(d.factors) == len(c.factors) == 1, not c.all_axes
-        if set(d.all_axes) - set(c.all_axes) <= todo | free and (whole or plain and _extends(d.all_axes, c.all_axes)):
-            dims[i] = d.plain
-        elif plain:
-            dims[i] = Dim(c.extent, (c.extent,), (c.all_axes + new,))
-        else:
-            continue
-        scattered += new
-    if scattered:
-        nxt = replace(cur, dims=tuple(dims), partial=tuple(a for a in cur.partial if a not in scattered))
-        moves.append(Move("reduce_scatter", tuple(sorted(scattered)), cur, nxt))
-        cur = nxt
-        todo -= set(scattered)
-    if todo:
-        cur = _slice(cur, dst.plain, moves)  # without ghosts: other readers may start from the sum
-        nxt = replace(cur, partial=tuple(a for a in cur.partial if a not in todo))
-        moves.append(Move("allreduce", tuple(sorted(todo)), cur, nxt))
-        cur = nxt
-    return cur
-
-
-def _slice(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
-    """Cut what is replicated: free, and it makes whatever follows smaller."""
-    used = {*cur.shard_axes, *cur.partial}
-    dims = list(cur.dims)
-    for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
-        if c == d or used & (set(d.all_axes) - set(c.all_axes)):
-            continue
-        if not c.all_axes:  # the whole extent is here: cut it as needed, ghosts included
-            dims[i] = d
-        elif c.window is None and len(c.factors) == len(d.factors) == 1 and _extends(d.all_axes, c.all_axes):
-            dims[i] = Dim(c.extent, (c.extent,), (d.all_axes,)) if d.window is not None else d
-    if dims == list(cur.dims):
-        return cur
-    nxt = replace(cur, dims=tuple(dims))
-    moves.append(Move("slice", (), cur, nxt))
-    return nxt
-
-
-def _extends(longer: Axes, shorter: Axes) -> bool:
-    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter
-
-
-def _halo(cur: Layout, dst: Layout, moves: list[Move]) -> Layout:
-    dims, axes = list(cur.dims), set()
-    for i, (c, d) in enumerate(zip(cur.dims, dst.dims, strict=True)):
-        if c != d and d.window is not None and c.window is None and c.axes == d.axes:
-            dims[i] = d
-            axes |= set(d.all_axes)
-    if not axes:
-        return cur
-    nxt = replace(cur, dims=tuple(dims))
-    moves.append(Move("halo", tuple(sorted(axes)), cur, nxt))
-    return nxt
-
-
-def _reshard(cur: Layout, dst: Layout, moves: list[Move]) -> None:
-    changed = [(c, d) for c, d in zip(cur.dims, dst.dims, strict=True) if c != d]
-    if not changed:
-        return
-    before: set[int] = set()
-    after: set[int] = set()
-    gathers = True
-    for c, d in changed:
-        kept = _common_prefix(c, d)
-        before |= set(c.all_axes[kept:])
-        after |= set(d.all_axes[kept:])
-        gathers &= kept == len(d.all_axes) and d.window is None
-    kind: MoveKind = "allgather" if gathers else "alltoall" if before == after else "p2p"
-    moves.append(Move(kind, tuple(sorted(before)), cur, dst))
-
-
-def _common_prefix(c: Dim, d: Dim) -> int:
-    """Number of leading axes along which both cut alike, so that no data crosses them."""
-    if c.window is not None or d.window is not None or len(c.factors) != 1 or len(d.factors) != 1:
-        return 0
-    n = 0
-    for a, b in zip(c.axes[0], d.axes[0], strict=False):
-        if a != b:
-            break
-        n += 1
-    return n

@@ -64,33 +64,43 @@ def _splits(count: int, loops: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def candidates(kind: str, loops: Mapping[str, int], grid: Grid, spare: bool = False) -> tuple[OpGrid, ...]:
+def candidates(
+    loops: Mapping[str, int],
+    grid: Grid,
+    splits: Mapping[str, bool] | None = None,
+    *,
+    weighted: bool = False,
+    spare: bool = False,
+) -> tuple[OpGrid, ...]:
     """All candidate grids of an op, by the rules of this module; idle ones included.
 
     Parameters
     ----------
-    kind : str
-        Kind of op.
     loops : mapping
         Its loops and their extents, as `Op.loops` gives them.
     grid : Grid
         The processes.
+    splits : mapping, optional
+        Loops that may be split, and whether only evenly, as `Op.splits` gives them; any by default.
+    weighted : bool
+        The op has weights.
     spare : bool
         Samples may be split into more parts than there are.
     """
     extents = dict(loops)
     if spare and "N" in extents:
         extents["N"] = max(extents["N"], grid.size)
-    names = [n for n, e in extents.items() if e > 1 and _may_split(kind, n, extents)]
+    splits = dict.fromkeys(extents, False) if splits is None else splits
+    names = [n for n, e in extents.items() if e > 1 and n in splits]
     slow = tuple(n for n in ("N", *SPATIAL) if n in names)
     fast = tuple(n for n in ("F", "C", "G") if n in names)
-    # How often a loop may be split: at most once per index, evenly where the rules say so.
-    even = [n for n in names if (kind == "flatten" and n != "N") or n == "G"]
+    even = tuple(n for n in names if splits[n])
+    # How often a loop may be split: at most once per index, evenly where the op says so.
     most = tuple(grid.size if extents[n] >= grid.size and n not in even else extents[n] for n in (*slow, *fast))
     spatial = [n for n in SPATIAL if n in extents]
     pairs = pairwise(spatial)
     ordered = tuple((a, b) for a, b in pairs if extents[a] == extents[b] and a in slow and b in slow)
-    return _candidates(slow, fast, most, ordered, tuple(even), kind not in WEIGHTED, grid)
+    return _candidates(slow, fast, most, ordered, even, not weighted, grid)
 
 
 @lru_cache(maxsize=4096)
@@ -126,20 +136,6 @@ def _candidates(
 
 def _times(ways: tuple[int, ...], size: int, split: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(w * size**k for w, k in zip(ways, split, strict=True))
-
-
-WEIGHTED = ("conv", "conv_transpose", "linear")
-
-
-def _may_split(kind: str, loop: str, extents: Mapping[str, int]) -> bool:
-    if kind == "concat":
-        return loop != "C"
-    if kind == "flatten":
-        first = next((s for s in SPATIAL if s in extents), "C")
-        return loop in ("N", first)
-    if "G" in extents and extents["G"] > 1:
-        return loop not in ("F", "C")
-    return True
 
 
 def _assign(

@@ -24,9 +24,8 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.plan.assign import assign
 from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
-from lbpar.plan.costs import Tables, build_tables
-from lbpar.plan.node_costs import Pricing
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
+from lbpar.plan.tables import Pricing, Tables, build_tables
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
@@ -293,7 +292,7 @@ def single_grid(tables: Tables, grid: Grid) -> Plan | None:
         if any(i is None for i in numbers.values()):
             continue
         picked = {n: int(i) for n, i in numbers.items() if i is not None}
-        total = total_of(tables, picked)
+        total = tables.total(picked)
         if best is None or total < best[0]:
             best = (total, picked)
     return None if best is None else plan_of(tables, best[1], grid)
@@ -315,12 +314,6 @@ def _closest(where: Mapping[tuple, int], uniform: OpGrid) -> int | None:
     return None
 
 
-def total_of(tables: Tables, choice: Mapping[str, int]) -> float:
-    """Objective of a choice of candidates."""
-    total = sum(float(t.seconds[choice[n]]) for n, t in tables.nodes.items())
-    return total + sum(float(e.table[e.rows[choice[a]], e.columns[choice[b]]]) for (a, b), e in tables.edges.items())
-
-
 def _space(tables: Tables, solution: Solution, grid: Grid, procs: int) -> dict[str, object]:
     counts = [len(t.seconds) for t in tables.nodes.values()]
     primes = Grid.of(procs).sizes
@@ -335,7 +328,7 @@ def _space(tables: Tables, solution: Solution, grid: Grid, procs: int) -> dict[s
         "width": solution.width,
         "exact": solution.exact,
         "gap": solution.gap,
-        "objective": solution.total,
+        "objective": tables.total(solution.choice),
     }
 
 

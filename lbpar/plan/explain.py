@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS, StepPrice, local_bytes
 from lbpar.plan.choose import Choice, Outcome
-from lbpar.plan.costs import Tables
-from lbpar.plan.cuts import Floats
+from lbpar.plan.tables import Tables
 from lbpar.program.words import grid_words
 from lbpar.text import human_seconds
 

@@ -13,7 +13,6 @@ from lbpar.graph.op import Input
 from lbpar.layout.grid import Axes, Grid
 from lbpar.program.plan import OpGrid, Plan
 
-WEIGHTED = ("conv", "conv_transpose", "linear")
 Rule = Callable[["Walk", Node], OpGrid]
 
 
@@ -60,7 +59,7 @@ class Walk:
             axes = tuple(i for loop in a.loops for i in theirs.get(loop, ()))
             if axes and b.loops and b.loops[-1] in loops:
                 out[b.loops[-1]] = axes
-        if producer.op.kind in WEIGHTED and theirs.get("C"):
+        if producer.op.weighted and theirs.get("C"):
             last = x.dims[-1].loops[-1]
             out[last] = (*out.get(last, ()), *theirs["C"])
         return out
@@ -74,7 +73,7 @@ class Walk:
         for node in self.graph.ops:
             if node.name in given:
                 self.ops[node.name] = given[node.name]
-            elif node.op.kind in WEIGHTED:
+            elif node.op.weighted:
                 self.ops[node.name] = rule(self, node)
             else:
                 self.ops[node.name] = self.follow(node)

@@ -23,10 +23,16 @@ from lbpar.graph.loops import Kernel
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program, Start, Step, Sum, Update, reads, writes
 
+#: The kernel that copies: whoever reads the copy reads the original instead.
+COPY = "identity"
+#: Fused only where no rank has a part of the channels: ranks with different channels share the bias, whose gradient must not
+#: depend, in any bit, on their kernels.
+WHOLE_CHANNELS = "conv_backward_weights_bias"
+
 
 def fuse(program: Program) -> Program:
     """A program with fewer kernels that computes the same results; call it before steps are ordered."""
-    steps, renamed = _without_copies(list(program.steps))
+    steps, renamed = without_copies(list(program.steps))
     fused = _Fuser(steps, {renamed.get(b, b) for b in program.results.values()}, program.plan).run()
     results = {k: renamed.get(b, b) for k, b in program.results.items()}
     present = {b for s in fused for b in writes(s)} | set(program.params) | set(program.feeds)
@@ -36,13 +42,13 @@ def fuse(program: Program) -> Program:
     )
 
 
-def _without_copies(steps: Sequence[Step]) -> tuple[list[Step], dict[str, str]]:
+def without_copies(steps: Sequence[Step]) -> tuple[list[Step], dict[str, str]]:
     """Drop identity kernels; returns the steps and what each dropped buffer is called now."""
     renamed: dict[str, str] = {}
     out: list[Step] = []
     for step in steps:
         new = _rename(step, renamed)
-        if isinstance(new, Compute) and new.kernel.name == "identity":
+        if isinstance(new, Compute) and new.kernel.name == COPY:
             renamed[new.writes[0]] = new.reads[0]
         else:
             out.append(new)
@@ -203,7 +209,7 @@ class _Fuser:
 
     def _bias(self, i: int, bias: Compute) -> None:
         if self.plan[bias.node].get("C"):
-            return  # ranks with different channels share the bias: its gradient must not depend, in any bit, on their kernels
+            return  # see WHOLE_CHANNELS
         j = next((j for j in range(i - 1, -1, -1) if isinstance(self.steps[j], Compute)), -1)
         conv = self.steps[j]
         if (
@@ -212,9 +218,7 @@ class _Fuser:
             or conv.reads[1] != bias.reads[0]
         ):
             return
-        kernel = replace(
-            conv.kernel, name="conv_backward_weights_bias", writes=(*conv.kernel.writes, *bias.kernel.writes)
-        )
+        kernel = replace(conv.kernel, name=WHOLE_CHANNELS, writes=(*conv.kernel.writes, *bias.kernel.writes))
         self._replace(j, [i], replace(conv, kernel=kernel, writes=(*conv.writes, *bias.writes)))
 
 

@@ -59,25 +59,30 @@ def lower(
         Merge gradient allreduces over the same axes until so many bytes (of float32) are together; 0 merges none.
     """
     plan.check(graph, batch)
-    low = _Lowering(graph, plan, batch, training, gradients)
-    low.forward()
-    if training and graph.loss is not None:
-        low.backward(input_grad)
-        low.update()
-    program = low.program()
+    program = Lowering(graph, plan, batch, training, gradients).run(input_grad)
     return finish(fuse(program) if fused else program, keep=keep, overlap=overlap, bucket_bytes=bucket_bytes)
 
 
 @dataclass
-class _Copy:
+class Copy:
     """One place where a value is held."""
 
     layout: Layout
     buffer: str
 
 
-class _Lowering:
-    def __init__(self, graph: Graph, plan: Plan, batch: int, training: bool, gradients: Gradients) -> None:
+class Lowering:
+    """Lowers (graph, plan) step by step; ``nodes`` are those to lower (all by default)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        batch: int,
+        training: bool = True,
+        gradients: Gradients = "reduce",
+        nodes: Sequence[Node] | None = None,
+    ) -> None:
         self.graph, self.plan, self.batch, self.training, self.gradients = graph, plan, batch, training, gradients
         self.grid = plan.grid
         self.steps: list[Step] = []
@@ -85,10 +90,11 @@ class _Lowering:
         self.feeds: dict[str, str] = {}
         self.params: dict[str, Layout] = {}
         self.results: dict[str, str] = {}
-        self.copies: dict[str, list[_Copy]] = {}  # value -> where it is held, the most reduced first
+        self.copies: dict[str, list[Copy]] = {}  # value -> where it is held, the most reduced first
         self.grads: dict[str, str] = {}  # parameter -> buffer of its complete gradient
-        self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in graph.ops}
-        self.param_names = {n.name: set(n.op.params(self.xs[n.name])) for n in graph.ops}
+        nodes = graph.ops if nodes is None else nodes
+        self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in nodes}
+        self.param_names = {n.name: set(n.op.params(self.xs[n.name])) for n in nodes}
         self.phase: Phase = "forward"
 
     # Values and their copies.
@@ -113,7 +119,7 @@ class _Lowering:
     def hold(self, value: str, layout: Layout, dtype: str | None = None) -> str:
         """A new buffer in which a value is held first."""
         name = self.buffer(value, layout, dtype)
-        self.copies[value] = [_Copy(layout, name)]
+        self.copies[value] = [Copy(layout, name)]
         return name
 
     def fetch(self, value: str, layout: Layout, node: Node, dtype: str | None = None) -> str:
@@ -123,22 +129,32 @@ class _Lowering:
             if copy.layout == layout:
                 return copy.buffer
         source = value.removesuffix(":y")
-        if source in self.graph and isinstance(self.graph[source].op, Input):
+        if self.is_fed(source):
             name = self.buffer(value, layout, dtype)  # the reader delivers every layout, ghosts included
             self.feeds[name] = source
-            held.append(_Copy(layout, name))
+            held.append(Copy(layout, name))
             return name
         usable = (c for c in held if not c.layout.has_ghosts or c is held[0])
-        start, moves = min(((c, transition(c.layout, layout)) for c in usable), key=lambda option: _dearness(option[1]))
+        start, moves = min(((c, self.moves(c.layout, layout)) for c in usable), key=lambda option: _dearness(option[1]))
         name = start.buffer
         for move in moves:
             name = self.move(move, name, node)
-            copy = _Copy(move.dst, name)
+            copy = Copy(move.dst, name)
             if move.kind in ("allreduce", "reduce_scatter"):
                 held.insert(0, copy)  # whoever comes next starts from the summed value
             else:
                 held.append(copy)
         return name
+
+    def is_fed(self, value: str) -> bool:
+        """Whether a value comes from outside in any layout."""
+        return value in self.graph and isinstance(self.graph[value].op, Input)
+
+    def moves(self, src: Layout, dst: Layout) -> tuple[Move, ...]:
+        return transition(src, dst)
+
+    def accumulated(self, ghosted: Layout) -> tuple[Move, ...]:
+        return accumulate(ghosted)
 
     def move(self, move: Move, src: str, node: Node) -> str:
         base = src.split("@")[0]
@@ -160,71 +176,75 @@ class _Lowering:
             layout = self.layout(kernel, o, op_grid, written=True)
             in_place = value in self.params and value in self.copies
             written[o.value] = self.copies[value][0].buffer if in_place else self.hold(value, layout, o.dtype)
-        self.steps.append(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
+        self.compute(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
         return written
+
+    def compute(self, step: Compute) -> None:
+        self.steps.append(step)
 
     def layout(self, kernel: Kernel, operand: Operand, op_grid: object, *, written: bool = False) -> Layout:
         return Layout.of(operand, kernel, self.grid, op_grid, written=written)  # type: ignore[arg-type]
 
     # Phases.
 
+    def run(self, input_grad: bool = False) -> Program:
+        self.forward()
+        if self.training and self.graph.loss is not None:
+            self.backward(input_grad)
+            self.update()
+        return self.program()
+
     def forward(self) -> None:
         for node in self.graph.ops:
-            xs = self.xs[node.name]
-            kernels = node.op.forward(xs, self.training)
-            for k in (*kernels, *node.op.update(xs)):
-                for o in k.reads:
-                    name = f"{node.name}.{o.value}"
-                    if o.value in self.param_names[node.name] and name not in self.params:
-                        self.params[name] = self.layout(k, o, self.plan[node.name])
-                        self.hold(name, self.params[name], o.dtype)
-            for k in kernels:
-                self.kernel(node, k)
-        loss = self.graph.loss
-        if loss is not None:
-            for short, result in (("y", "loss"), ("hits", "hits")):
-                value = f"{loss.name}:{short}"
-                if value in self.copies:
-                    copy = self.copies[value][0]
-                    self.results[result] = self.fetch(value, copy.layout.complete, loss, "float64")
+            self.node_forward(node)
         value, node = f"{self.graph.output}:y", self.graph[self.graph.output]
         self.results["output"] = self.fetch(value, self.copies[value][0].layout.complete, node)
 
+    def node_forward(self, node: Node) -> None:
+        xs = self.xs[node.name]
+        kernels = node.op.forward(xs, self.training)
+        for k in (*kernels, *node.op.update(xs)):
+            for o in k.reads:
+                name = f"{node.name}.{o.value}"
+                if o.value in self.param_names[node.name] and name not in self.params:
+                    self.params[name] = self.layout(k, o, self.plan[node.name])
+                    self.hold(name, self.params[name], o.dtype)
+        for k in kernels:
+            self.kernel(node, k)
+        if node is self.graph.loss:  # every rank knows them
+            for short, result in (("y", "loss"), ("hits", "hits")):
+                value = f"{node.name}:{short}"
+                if value in self.copies:
+                    copy = self.copies[value][0]
+                    self.results[result] = self.fetch(value, copy.layout.complete, node, "float64")
+
     def backward(self, input_grad: bool) -> None:
         self.phase = "backward"
-        trained = {n: [s for s in names if self._trained(n, s)] for n, names in self.param_names.items()}
-        needs: set[str] = {n.name for n in self.graph.inputs if input_grad and n.name != "target"}
-        for node in self.graph.ops:
-            if trained[node.name] or needs & set(node.inputs):
-                needs.add(node.name)
-        parts: dict[str, list[_Copy]] = {}
+        parts: dict[str, list[Copy]] = {}
+        wanted = wanted_gradients(self.graph, input_grad)
         for node in reversed(self.graph.ops):
-            if node.name not in needs:
-                continue
+            if not wanted[node.name] or (node is not self.graph.loss and node.name not in parts):
+                continue  # nothing to train below it, or nothing that the loss reads
             if node is not self.graph.loss:
-                if node.name not in parts:
-                    continue  # nothing that the loss reads
                 self.gather_dy(node, parts.pop(node.name))
-            wanted = {f"dx{i}" for i, x in enumerate(node.inputs) if x in needs and i not in node.op.no_grad}
-            wanted |= {"dweight"} if trained[node.name] else set()
-            for k in node.op.backward(self.xs[node.name], frozenset(wanted)):
-                for short, buffer in self.kernel(node, k).items():
-                    self._deliver(node, k, short, buffer, parts)
+            self.node_backward(node, wanted[node.name], parts)
         for node in self.graph.inputs:
             if node.name in parts:
                 self.gather_dy(node, parts.pop(node.name))
 
-    def _trained(self, node: str, short: str) -> bool:
-        return self.graph.params()[f"{node}.{short}"].kind != "statistic"
+    def node_backward(self, node: Node, wanted: frozenset[str], parts: dict[str, list[Copy]]) -> None:
+        for k in node.op.backward(self.xs[node.name], wanted):
+            for short, buffer in self.kernel(node, k).items():
+                self._deliver(node, k, short, buffer, parts)
 
-    def _deliver(self, node: Node, kernel: Kernel, short: str, buffer: str, parts: dict[str, list[_Copy]]) -> None:
+    def _deliver(self, node: Node, kernel: Kernel, short: str, buffer: str, parts: dict[str, list[Copy]]) -> None:
         """Send a written gradient on: to its producer's list, or to the sum over the ranks that share the parameter."""
         layout = self.buffers[buffer].layout
         if short.startswith("dx") and short[2:].isdigit():
             if kernel.push:
-                for move in accumulate(layout):
+                for move in self.accumulated(layout):
                     buffer, layout = self.move(move, buffer, node), move.dst
-            parts.setdefault(node.inputs[int(short[2:])], []).append(_Copy(layout, buffer))
+            parts.setdefault(node.inputs[int(short[2:])], []).append(Copy(layout, buffer))
         elif short[1:] in self.param_names[node.name]:
             name = f"{node.name}.{short[1:]}"
             if self.gradients != "reduce":
@@ -233,25 +253,23 @@ class _Lowering:
                 return
             self.grads[name] = self.fetch(f"{name}:grad", self.params[name], node)
 
-    def gather_dy(self, node: Node, parts: Sequence[_Copy]) -> None:
+    def gather_dy(self, node: Node, parts: Sequence[Copy]) -> None:
         """Add the gradients that a node's readers return, those still partial before they are summed over ranks."""
         value = f"{node.name}:dy"
         groups: dict[Layout, list[str]] = {}
         for p in parts:
             groups.setdefault(p.layout, []).append(p.buffer)
-        home = self._grad_layout(node, next(iter(groups)))
+        home = next(iter(groups)).plain.complete if isinstance(node.op, Input) else self.grad_layout(node)
         arrived = []
         for layout, buffers in groups.items():
             name = self._sum(value, buffers, layout)
-            for move in transition(layout, home):
+            for move in self.moves(layout, home):
                 name = self.move(move, name, node)
             arrived.append(name)
-        self.copies[value] = [_Copy(home, self._sum(value, arrived, home))]
+        self.copies[value] = [Copy(home, self._sum(value, arrived, home))]
 
-    def _grad_layout(self, node: Node, otherwise: Layout) -> Layout:
+    def grad_layout(self, node: Node) -> Layout:
         """Where a node wants its dy: the layout in which it wrote y, complete."""
-        if isinstance(node.op, Input):
-            return otherwise.plain.complete
         kernels = node.op.forward(self.xs[node.name], self.training)
         for k in kernels:
             for o in k.writes:
@@ -288,6 +306,19 @@ class _Lowering:
             self.results,
             {value: held[0].buffer for value, held in self.copies.items()},
         )
+
+
+def wanted_gradients(graph: Graph, input_grad: bool = False) -> dict[str, frozenset[str]]:
+    """Gradients that each node's backward pass makes: of its inputs (``dx0``), and ``dweight`` for all its parameters."""
+    trained = {name.rpartition(".")[0] for name, p in graph.params().items() if p.kind != "statistic"}
+    needs = {n.name for n in graph.inputs if input_grad and n.name != "target"}
+    out: dict[str, frozenset[str]] = {}
+    for node in graph.ops:
+        wanted = {f"dx{i}" for i, x in enumerate(node.inputs) if x in needs and i not in node.op.no_grad}
+        out[node.name] = frozenset(wanted | ({"dweight"} if node.name in trained else set()))
+        if node.name in trained or needs & set(node.inputs):
+            needs.add(node.name)
+    return out
 
 
 def _dearness(moves: Sequence[Move]) -> int:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from math import ceil, log2
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lbpar.config.machine_file import load_machine_file, save_machine_file
@@ -61,18 +60,6 @@ def test_a_group_of_two_levels_sends_little_over_the_slow_one() -> None:
     seconds = m.move_seconds("allreduce", m.parts(grid, grid.axes), 2 * n * 15 / 16, 30)
     fast, slow = m.file.levels
     assert seconds == pytest.approx(2 * n * 0.75 / fast.bandwidth + 2 * n / 4 * 0.75 / slow.bandwidth, rel=1e-2)
-
-
-def test_arrays_and_numbers_give_the_same_seconds() -> None:
-    m, grid = find_machine("abci-v100"), Grid.of(16)
-    sent, messages = np.array([0.0, 1e3, 1e9]), np.array([0, 3, 15])
-    for kind in ("allreduce", "reduce_scatter", "allgather", "alltoall", "halo", "p2p"):
-        many = m.move_seconds(kind, m.parts(grid, (0, 3)), sent, messages)  # type: ignore[arg-type]
-        one = [
-            m.move_seconds(kind, m.parts(grid, (0, 3)), s, k)
-            for s, k in zip(sent.tolist(), messages.tolist(), strict=True)
-        ]  # type: ignore[arg-type]
-        assert many[1:] == pytest.approx(one[1:])
 
 
 def test_measured_tables_win_over_the_model(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
-from lbpar.plan.choose import Settings, choose_plan, total_of
-from lbpar.plan.costs import build_tables
-from lbpar.plan.node_costs import Pricing
+from lbpar.plan.choose import Settings, choose_plan
+from lbpar.plan.tables import Pricing, build_tables
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Start
@@ -51,7 +50,7 @@ def test_alternating_splits_move_nothing_between_layers() -> None:
     kinds = {s.move.kind for s in program.steps if isinstance(s, Start)}
     assert kinds <= {"allreduce", "reduce_scatter", "slice"}, kinds
     tables = build_tables(graph, 128, Pricing(machine, choice.plan.grid), ops)
-    assert choice.solution.total <= total_of(tables, dict.fromkeys(ops, 0)) * (1 + 1e-12)
+    assert choice.solution.total <= tables.total(dict.fromkeys(ops, 0)) * (1 + 1e-12)
     fc = [choice.plan.ways(n) for n in ("fc1", "fc2", "fc3")]
     assert all("N" not in w for w in fc), fc  # weights outweigh 128 samples: none is split
 

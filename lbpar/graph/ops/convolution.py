@@ -31,6 +31,7 @@ class _Filter(Op):
     groups: int = 1
     bias: bool = True
     init: Literal["he", "glorot"] = "he"
+    weighted: ClassVar[bool] = True
 
     def _check(self, xs: Sequence[Shape]) -> tuple[int, Shape, int]:
         (x,) = xs
@@ -82,6 +83,9 @@ class _Filter(Op):
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
         n, *spatial, _ = self.infer(xs)
         return dict(self._loops(n, tuple(spatial), xs[0][-1]))
+
+    def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
+        return {loop: loop == "G" for loop in self.loops(xs) if self.groups == 1 or loop not in ("F", "C")}
 
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         taps, c = prod(self.kernel), xs[0][-1]

@@ -19,6 +19,7 @@ class Linear(Op):
     features: int
     bias: bool = True
     kind: ClassVar[str] = "linear"
+    weighted: ClassVar[bool] = True
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         (x,) = xs

@@ -52,6 +52,9 @@ class Norm(Op):
         spatial = spatial_letters(len(xs[0]) - 2)
         return {"global": (), "sample": ("N",), "local": ("N", *spatial)}[self.stats]
 
+    def trains(self, xs: Sequence[Shape], ways: Mapping[str, int]) -> bool:
+        return self.stats == "global" or self.fewest(xs, ways) > 1
+
     def fewest(self, xs: Sequence[Shape], ways: Mapping[str, int]) -> int:
         """Fewest values per channel behind the training statistics of a group of processes.
 

@@ -16,6 +16,8 @@ from lbpar.graph.op import Op, x
 class Pointwise(Op):
     """Output element i depends on input elements i only; all tensors have one shape."""
 
+    elementwise: ClassVar[bool] = True
+
     def infer(self, xs: Sequence[Shape]) -> Shape:
         if not xs:
             raise GraphError(f"{self.kind}: got no input.")

@@ -30,6 +30,9 @@ class Concat(Op):
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
         return dict(tensor_loops(self.infer(xs)))
 
+    def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
+        return {loop: even for loop, even in super().splits(xs).items() if loop != "C"}
+
     def _inputs(self, xs: Sequence[Shape]) -> list[Operand]:
         # Input i is the part [offset, offset + C_i) of the output's channels: a window of one tap, shifted by the offset.
         out, offset = [], 0
@@ -60,6 +63,9 @@ class Flatten(Op):
 
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
         return dict(tensor_loops(xs[0]))
+
+    def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
+        return {"N": False, list(self.loops(xs))[1]: True}
 
     def _output(self, value: str, xs: Sequence[Shape]) -> Operand:
         n, *rest = xs[0]

@@ -1,0 +1,82 @@
+"""Prices of moves over arrays of layouts against `transition` and the price of its moves, pair by pair, and against what ranks send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.cost.machine import find_machine
+from lbpar.cost.moves import MovePrices, move_price
+from lbpar.cost.traffic import largest_exchange, longest, traffic
+from lbpar.graph.loops import Window
+from lbpar.layout.cuts import bits, cuts_of
+from lbpar.layout.grid import Grid
+from lbpar.layout.layout import Dim, Layout
+from lbpar.layout.transition import stages, transition
+from tests.util.layouts import random_layout
+
+SHAPE = ((16,), (12,), (64,))
+
+
+def layouts(grid: Grid, count: int, rng: np.random.Generator, *, ghosts: bool, partial: bool) -> list[Layout]:
+    made = [random_layout(SHAPE, grid, rng, ghosts=ghosts, partial=partial, composite=False) for _ in range(count)]
+    return made if partial else [replace(x, partial=()) for x in made]
+
+
+def numbers(found: list[Layout]) -> tuple[list[Any], Any]:
+    cuts = cuts_of(found[0].grid)
+    dims = [np.array([cuts.number(x.dims[i]) for x in found]) for i in range(len(SHAPE))]
+    return dims, np.array([bits(x.partial) for x in found])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "machine"), [((2, 2, 2, 2), "perlmutter-a100"), ((2, 3), "abci-v100"), ((2, 2, 3), "cori-knl")]
+)
+@pytest.mark.parametrize("ghosts", [False, True])
+def test_arrays_of_layouts_cost_what_single_transitions_cost(
+    sizes: tuple[int, ...], machine: str, ghosts: bool
+) -> None:
+    m, grid, rng = find_machine(machine), Grid(sizes), np.random.default_rng(0)
+    prices = MovePrices(m, grid)
+    src, dst = layouts(grid, 30, rng, ghosts=False, partial=True), layouts(grid, 30, rng, ghosts=ghosts, partial=False)
+    (rows, partial), (columns, _) = numbers(src), numbers(dst)
+    table = np.zeros((30, 30))
+    for s in stages(
+        prices.cuts, [d[:, None] for d in rows], [d[None, :] for d in columns], partial[:, None], shape=table.shape
+    ):
+        table.reshape(-1)[s.at] += prices.stage(s, src[0].shape, 4)
+    kinds = set()
+    for i, a in enumerate(src):
+        for j, b in enumerate(dst):
+            moves = transition(a, b)
+            kinds |= {x.kind for x in moves}
+            assert table[i, j] == pytest.approx(sum(move_price(x, 4, m)[0] for x in moves), rel=1e-12)
+    assert {"allreduce", "reduce_scatter", "allgather", "alltoall", "p2p", "slice"} <= kinds
+    assert ("halo" in kinds) == ghosts
+
+
+def test_seconds_are_those_of_the_bytes_that_the_busiest_rank_sends() -> None:
+    """Exactly where blocks are even; nearly where they are not."""
+    m, grid, rng = find_machine("perlmutter-a100"), Grid((2, 2, 2)), np.random.default_rng(1)
+    shape = ((16,), (8,), (32,))
+    for _ in range(200):
+        a = random_layout(shape, grid, rng, partial=True, composite=False)
+        b = replace(random_layout(shape, grid, rng, composite=False), partial=())
+        for move in transition(a, b):
+            busiest = traffic(move).busiest
+            after = m.copy_seconds(4 * np.prod([longest(d, grid) for d in move.dst.dims]))
+            want = m.move_seconds(move.kind, m.parts(grid, move.axes), 4.0 * busiest.elements, busiest.messages)
+            want += 0.0 if move.kind == "allreduce" else after
+            assert move_price(move, 4, m) == pytest.approx((want, 4 * busiest.elements, busiest.messages))
+
+
+def test_a_dimension_sends_most_from_its_middle() -> None:
+    """Blocks of 4 of 16 with a window of three: both neighbours get a row from a block that has two."""
+    grid = Grid((4,))
+    plain = Dim(16, (16,), ((0,),))
+    ghosts = replace(plain, window=Window(3, pad=1))
+    assert largest_exchange(plain, ghosts, (0,), grid) == (4 + 2, 3, 4)
+    assert largest_exchange(plain, Dim.whole(16), (0,), grid) == (4, 1, 4)  # to each of the others alike

@@ -1,0 +1,36 @@
+"""Many layouts at once are those of each op grid alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lbpar.graph.builder import GraphBuilder
+from lbpar.layout.cuts import cuts_of
+from lbpar.layout.grid import Grid
+from lbpar.layout.layout import Layout
+from lbpar.layout.many import Layouts
+from lbpar.plan.candidates import candidates
+
+
+def test_layouts_of_many_op_grids_are_those_of_each() -> None:
+    grid = Grid((2, 2, 2))
+    cuts = cuts_of(grid)
+    g = GraphBuilder(input=(8, 8, 16))
+    graph = g.build(g.flatten(g.conv(g.conv(g.input, 16, 3, pad=1, name="c"), 16, 3, pad=1, groups=4, name="g")))
+    for node in graph.ops:
+        xs = graph.input_shapes(node.name, 8)
+        loops = node.op.loops(xs)
+        found = candidates(loops, grid, node.op.splits(xs), weighted=node.op.weighted)
+        op_grids = {loop: np.array([cuts.of(x.get(loop, ())) for x in found]) for loop in loops}
+        for k in (*node.op.forward(xs, True), *node.op.backward(xs, frozenset({"dx0", "dweight"}))):
+            for o, written in [(o, False) for o in k.reads] + [(o, True) for o in k.writes]:
+                many = Layouts.of(o, k, grid, op_grids, written=written)
+                for i, op_grid in enumerate(found):
+                    one = Layout.of(o, k, grid, op_grid, written=written)
+                    shape, dims, partial = many.at(i)
+                    assert one.dims == tuple(cuts.dim(c, e) for c, e in zip(dims, shape, strict=True))
+                    assert one.partial == cuts.axes(partial)
+                assert many.has_ghosts == any(Layout.of(o, k, grid, x, written=written).has_ghosts for x in found)
+                first, which = many.classes
+                assert [first.at(int(w)) for w in which] == [many.at(i) for i in range(len(found))]
+                assert many.complete.partial.max(initial=0) == 0 and not many.plain.has_ghosts
