@@ -5,41 +5,73 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A new HDF5 file, closed and on disk when the block ends well. After a failure it holds anything; delete it.
+def writing(path: str | os.PathLike[str]) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """A new HDF5 file, closed and on disk when the block ends well, and a check to call after writing large parts of it.
 
-    HDF5 cannot give up a file: what a full disk did not take, it tries to write again when the file is closed and when the process
-    ends, and crashes there. So after a failure it writes into memory, and ends in peace.
+    After a failure the file holds anything; delete it. HDF5 cannot give up a file: what a full disk did not take, it tries to write
+    again when the file is closed and when the process ends, and crashes there. So it writes through an object of ours that never
+    tells it; the check raises instead, and so does the end of the block.
 
     Raises
     ------
-    OSError, RuntimeError
+    OSError
         The file cannot be written; the disk may be full.
     """
     import h5py
 
-    with uninterrupted():
-        file = h5py.File(path, "w", locking="best-effort")
+    with open(path, "w+b", buffering=0) as raw:
+        sink = _Sink(raw)
+        file = h5py.File(sink, "w")
         try:
-            yield file
-            file.flush()
-        except BaseException:
-            memory = hasattr(os, "memfd_create")
-            spare = os.memfd_create("given up") if memory else os.open(os.devnull, os.O_RDWR)
-            os.dup2(spare, file.id.get_vfd_handle())
-            os.close(spare)
-            raise
+            yield file, sink.check
         finally:
-            file.close()
-        flush_to_disk(Path(path))
+            with uninterrupted():
+                file.close()
+        sink.check()
+        os.fsync(raw.fileno())
+
+
+class _Sink:
+    """A file that after its first failure takes everything and stores nothing."""
+
+    def __init__(self, raw: FileIO) -> None:
+        self._raw = raw
+        self._error: BaseException | None = None
+        self.read, self.readinto, self.seek, self.tell = raw.read, raw.readinto, raw.seek, raw.tell
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while self._error is None and rest:
+                rest = rest[self._raw.write(rest) :]
+        except BaseException as e:  # noqa: BLE001 - raised by `check`
+            self._error = e
+        return size
+
+    def truncate(self, size: int) -> int:
+        try:
+            if self._error is None:
+                self._raw.truncate(size)
+        except OSError as e:
+            self._error = e
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lbpar.data.new_file import NewFile, check_room, destination
+from lbpar.data.new_file import check_room, destination, new_file
 from lbpar.errors import DataError
+from lbpar.hdf5_file import uninterrupted
 
 Array = NDArray[Any]
 _PIECE = 1 << 24  # bytes written at a time
@@ -91,19 +92,18 @@ def write(
     path, kept = destination(path, [s.name for s in splits], overwrite)
     if not gzip:
         check_room(path, sum(prod(a.shape) * a.dtype.itemsize for s in splits for a in (s.x, s.y)))
-    with NewFile(path) as new:
-        new.keep(kept)
+    with new_file(path, kept) as (file, check):
         for s in splits:
-            group = new.hdf5.create_group(s.name) if s.name else new.hdf5
-            x = _fill(new, group, "x", s.x, gzip)
+            group = file.create_group(s.name) if s.name else file
+            x = _fill(group, "x", s.x, gzip, check)
             for name, value in s.attributes.items():
                 x.attrs[name] = value
-            y = _fill(new, group, "y", s.y, gzip and len(s.y.shape) > 1)
+            y = _fill(group, "y", s.y, gzip and len(s.y.shape) > 1, check)
             if classes is not None:
                 y.attrs["classes"] = classes
 
 
-def _fill(new: NewFile, group: Any, name: str, source: Any, gzip: bool) -> Any:
+def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], None]) -> Any:
     options: dict[str, Any] = {}
     if gzip and 0 not in source.shape:
         options = {"compression": "gzip", "chunks": _chunk(source.shape, source.dtype.itemsize), "shuffle": True}
@@ -111,8 +111,10 @@ def _fill(new: NewFile, group: Any, name: str, source: Any, gzip: bool) -> Any:
     row = max(1, prod(source.shape[1:]) * source.dtype.itemsize)
     step = max(1, _PIECE // row)
     for at in range(0, len(source), step):
-        out[at : at + step] = source[at : at + step]
-        new.check()
+        part = source[at : at + step]
+        with uninterrupted():
+            out[at : at + step] = part
+        check()
     return out
 
 

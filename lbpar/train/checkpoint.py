@@ -266,7 +266,7 @@ def _write_tensors(
 ) -> None:
     stored = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in tensors.items()}
     missing = {name: prod(shape) for name, (shape, _) in stored.items()}
-    with writing(file) as handle:
+    with writing(file) as (handle, check_disk):
         for name, (shape, dtype) in stored.items():
             handle.create_dataset(_key(name), shape, dtype)
         for name, box, array in blocks:
@@ -275,6 +275,7 @@ def _write_tensors(
             dataset = handle[_key(name)]
             for there, here in slabs(box):
                 dataset[there] = array[here]
+            check_disk()
         for name, count in missing.items():
             if count:
                 problem = f"lack {count} elements of" if count > 0 else f"give {-count} elements twice of"

@@ -14,7 +14,6 @@ from lbpar.config.data import DataConfig
 from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.info import describe
-from lbpar.data.new_file import NewFile
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, box_shape, indices
@@ -183,9 +182,9 @@ def test_fits_the_network(path: Path) -> None:
 
 
 def raw_file(path: Path, **arrays: Any) -> Path:
-    with NewFile(path) as new:
+    with h5py.File(path, "w") as file:
         for name, a in arrays.items():
-            new.hdf5[name] = a
+            file[name] = a
     return path
 
 
