@@ -4,7 +4,8 @@ A command line is ``sys.exit(run_main(main))``, and ``main`` gets its ranks from
 
     LBPAR_ALONE=1          this process is a job of its own, whatever launcher variables it inherited
     LBPAR_CHECKED=1        compare every operation over its ranks first (lbpar.transport.checked)
-    LBPAR_HANG_SECONDS=s   after s seconds without progress show all stacks, after twice that end the job (.watch)
+    LBPAR_HANG_SECONDS=s   after s seconds without progress show all stacks, after twice that end the job (.watch); default 600,
+                           while ranks start 120; 0 never
     LBPAR_STACKS=folder    stacks go to a file per rank
 """
 
@@ -30,13 +31,16 @@ from lbpar.transport.base import Request, Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport, load_mpi
 from lbpar.transport.single import SingleTransport
-from lbpar.transport.watch import Watch, hang_seconds, stacks_on_signal
+from lbpar.transport.watch import START, Watch, hang_seconds, stacks_on_signal
 
 ALONE = "LBPAR_ALONE"
 CHECKED = "LBPAR_CHECKED"
 
 AGREE_SECONDS = 2.0
 """How long a failing rank waits to learn whether all ranks failed, before it ends the job by itself."""
+
+LEAVE_SECONDS = 60.0
+"""How long a rank that calls ``sys.exit(0)`` waits for the others to do the same, before it says that they do not."""
 
 # Number of ranks and own rank, most telling first: what an MPI launcher says about this very process comes before what
 # Slurm says about the step that may have started that launcher. SLURM_NTASKS is not here: a batch script sees it too,
@@ -135,12 +139,9 @@ def connect(
         kind = "mpi" if launched_ranks() is not None or _mpi_runs() else "single"
     if kind == "single":
         return SingleTransport(grid)
-    mpi = load_mpi()
+    mpi = _start_mpi()
     check_world(mpi.COMM_WORLD.Get_size())
-    limit = hang_seconds()
-    rank = mpi.COMM_WORLD.Get_rank()
-    watch = Watch(rank, limit, lambda message: _die(mpi, message)) if limit else None
-    transport: Transport = MpiTransport(mpi.COMM_WORLD, grid, watch=watch)
+    transport: Transport = MpiTransport(mpi.COMM_WORLD, grid, watch=_watch())
     checked = _truth(os.environ, CHECKED) if checked is None else checked
     self_test(transport, seconds, checked)
     if checked:
@@ -222,28 +223,38 @@ class _Job:
         self.size, self.rank = 1, found[1] if found else 0
         self._mpi: Any = None
         self._comm: Any = None
+        self._alike = False
 
     def open(self) -> None:
         stacks_on_signal(self.rank)
         if launched_ranks() is None and not _mpi_runs():
             return
-        mpi = load_mpi()
+        mpi = _start_mpi()
         world = mpi.COMM_WORLD
+        self._alike = True  # if the next line fails
         check_world(world.Get_size())
         self.rank, self.size = world.Get_rank(), world.Get_size()
         if self.size > 1:
             # A communicator of its own: whatever was left unfinished on others cannot be taken for the agreement.
-            self._mpi, self._comm = mpi, world.Dup()
+            with _starting():
+                self._mpi, self._comm = mpi, world.Dup()
             self._comm.Set_errhandler(mpi.ERRORS_RETURN)
 
     def fail(self, error: BaseException) -> int:
         code = _exit_code(error)
-        if code == 0:
-            return 0
         sys.stdout.flush()
         if self._comm is None:
-            return self._fail_alone(error, code)
-        others = self._agree(error)
+            return code and self._fail_alone(error, code)
+        others = self._agree(error, AGREE_SECONDS if code else LEAVE_SECONDS)
+        if not code:
+            if others is None:
+                print(
+                    f"lbpar: rank {self.rank} called sys.exit(0) {LEAVE_SECONDS:g} s ago, but not all ranks did; whoever waits for it "
+                    "waits in vain. Return from main on all ranks instead.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return 0
         text = _describe(error, self.rank, self.size)
         if others is None:
             self._die(text or f"lbpar: rank {self.rank} ended with status {code}; the job is ended.")
@@ -261,22 +272,21 @@ class _Job:
         return code
 
     def _fail_alone(self, error: BaseException, code: int) -> int:
-        if self.rank == 0:
-            text = _describe(error, 0, 1)
+        if self.rank:
+            time.sleep(1.0)  # if rank 0 fails too, it says it, and launchers end a job as soon as one rank fails
+        if not self.rank or not self._alike:
+            text = _describe(error, self.rank, self.rank + 1)
             if text:
                 print(text, file=sys.stderr, flush=True)
-        else:
-            # One of n single ranks: rank 0 says it, and launchers end a job as soon as one rank fails.
-            time.sleep(1.0)
         return code
 
-    def _agree(self, error: BaseException) -> list[bytes] | None:
-        """What all ranks failed with, or None if not all of them failed within the time."""
+    def _agree(self, error: BaseException, seconds: float) -> list[bytes] | None:
+        """What all ranks ended with, or None if not all of them did within the time."""
         digest = hashlib.sha256(f"{type(error).__name__}: {error}".encode()).digest()
         mine, everyone = np.frombuffer(digest, np.uint8), np.empty((self.size, len(digest)), np.uint8)
         try:
             request = self._comm.Iallgather(mine, everyone)
-            deadline = time.monotonic() + AGREE_SECONDS
+            deadline = time.monotonic() + seconds
             while not request.Test():
                 if time.monotonic() > deadline:
                     return None
@@ -289,9 +299,42 @@ class _Job:
         _die(self._mpi, message)
 
 
+_watches: list[Watch] = []
+
+
+def _watch() -> Watch | None:
+    """The watch of this process, made when first asked for."""
+    limit = hang_seconds()
+    if limit and not _watches:
+        found = launched_ranks()
+        _watches.append(
+            Watch(found[1] if found else 0, limit, lambda message: _die(sys.modules.get("mpi4py.MPI"), message))
+        )
+    return _watches[0] if limit else None
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """In this block this rank waits until all others have started."""
+    watch = _watch()
+    if watch is not None:
+        watch.enter("all ranks of the job to start MPI", hang_seconds(START))
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.leave()
+
+
+def _start_mpi() -> Any:
+    with _starting():
+        return load_mpi()
+
+
 def _die(mpi: Any, message: str) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
-    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
+    started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    if started and (mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main()):
         mpi.COMM_WORLD.Abort(1)
     os._exit(1)
 

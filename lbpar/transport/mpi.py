@@ -20,6 +20,7 @@ another one's total is above the limit, and all must take the same path. Empty p
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -121,9 +122,10 @@ class MpiTransport(Transport):
         self.counter = Counter()
         self._limit = limit
         self._watch = watch
-        self._comm = comm.Dup()
-        self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
-        ranks, cores = node_share(self._comm)
+        with self._busy("all ranks to connect"):
+            self._comm = comm.Dup()
+            self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
+            ranks, cores = node_share(self._comm)
         crowd = ranks / cores
         self.own_cores = ranks == self.size and crowd <= 1
         if patient is None:
@@ -373,10 +375,12 @@ class MpiTransport(Transport):
     def _busy(self, what: str) -> Iterator[None]:
         if self._watch is not None:
             self._watch.enter(what)
-        with self._errors(what):
-            yield
-        if self._watch is not None:
-            self._watch.leave()
+        try:
+            with self._errors(what):
+                yield
+        finally:
+            if self._watch is not None:
+                self._watch.leave()
 
 
 class _MpiRequest(Request):
@@ -439,6 +443,10 @@ def load_mpi() -> Any:
         mpi4py or its MPI library is not installed, or MPI has been finalized.
     """
     try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.initialize
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:
         raise CommError(
@@ -448,8 +456,21 @@ def load_mpi() -> Any:
     if MPI.Is_finalized():
         raise CommError("MPI: it was finalized before lbpar could use it. Call MPI.Finalize() after lbpar is done.")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        _initialise(MPI)
     return MPI
+
+
+def _initialise(mpi: Any) -> None:
+    """Start MPI without holding up this process' other threads: mpi4py would, and who looks whether all ranks come is a thread."""
+    try:
+        start = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+    except (OSError, AttributeError):
+        mpi.Init_thread()
+        return
+    if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
+        raise CommError("MPI: it could not be started; what it says of that is above.")
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # an error becomes an exception, as mpi4py has it
 
 
 def node_share(comm: Any) -> tuple[int, int]:

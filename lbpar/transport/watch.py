@@ -1,8 +1,9 @@
 """Find out why a job stands still.
 
 ``Watch`` is told when a rank starts and ends to wait. If nothing happens for a given time, it writes where the rank is
-and the stacks of all its threads to standard error; if nothing happens for as long again, it ends the job. All ranks of
-a job that hangs do so at about the same time, so the dumps together show who waits for whom.
+and the stacks of all its threads to standard error; if a rank waits for as long again, it ends the job. All ranks of
+a job that hangs do so at about the same time, so the dumps together show who waits for whom. A rank that waits for nobody
+may be at work on something long, and ends nothing.
 
 ``kill -USR1`` on a rank, or on ``mpirun``, which passes it on, shows the stacks at any time.
 """
@@ -22,6 +23,10 @@ from typing import TextIO
 from lbpar.errors import ConfigError
 
 SECONDS = "LBPAR_HANG_SECONDS"
+DEFAULT = 600.0
+START = 120.0
+"""The limit while ranks start, unless ``LBPAR_HANG_SECONDS`` says otherwise: they have nothing long to do yet."""
+
 FOLDER = "LBPAR_STACKS"
 IDLE = "not waiting for other ranks"
 
@@ -34,7 +39,7 @@ class Watch:
     rank : int
         Named in messages.
     seconds : float
-        Time without progress after which stacks are shown; after twice the time ``on_hang`` is called.
+        Time without progress after which stacks are shown; after twice the time of waiting ``on_hang`` is called.
     on_hang : callable, optional
         Called with a message; should end the job.
     out : text file, optional
@@ -46,19 +51,18 @@ class Watch:
     ) -> None:
         self.rank, self.seconds, self.on_hang = rank, seconds, on_hang
         self._out = out if out is not None else stack_file(rank)
-        self._what = IDLE
-        self._moved = time.monotonic()
+        self._state = (IDLE, time.monotonic(), seconds)  # replaced as a whole: another thread reads it
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="lbpar watch", daemon=True)
         self._thread.start()
 
-    def enter(self, what: str) -> None:
-        """The rank begins to wait for ``what``."""
-        self._what, self._moved = f"waiting for {what}", time.monotonic()
+    def enter(self, what: str, seconds: float | None = None) -> None:
+        """The rank begins to wait for ``what``; ``seconds`` is a limit for this wait."""
+        self._state = (f"waiting for {what}", time.monotonic(), self.seconds if seconds is None else seconds)
 
     def leave(self) -> None:
         """The wait is over."""
-        self._what, self._moved = IDLE, time.monotonic()
+        self._state = (IDLE, time.monotonic(), self.seconds)
 
     def stop(self) -> None:
         """End the thread."""
@@ -67,16 +71,17 @@ class Watch:
 
     def _look(self) -> None:
         shown = None
-        while not self._stop.wait(self.seconds / 8):
-            moved, what = self._moved, self._what
-            still = time.monotonic() - moved
-            if still > self.seconds and shown != moved:
-                shown = moved
+        while not self._stop.wait(min(self.seconds, self._state[2]) / 8):
+            state = what, since, seconds = self._state
+            still = time.monotonic() - since
+            if still > seconds and shown is not state:
+                shown = state
                 self._show(f"lbpar: rank {self.rank}: no progress for {still:.0f} s, {what}. Stacks:")
-            if still > 2 * self.seconds and self.on_hang is not None:
+            if still > 2 * seconds and what != IDLE and self.on_hang is not None:
                 self.on_hang(
                     f"lbpar: error: rank {self.rank}: no progress for {still:.0f} s, {what}; the job is "
-                    f"ended. {SECONDS}={self.seconds:g} set this limit."
+                    f"ended. Look for a rank that died, was stopped or does something else; if this may take so long, set {SECONDS} to more "
+                    f"than {seconds:g} (0: no limit)."
                 )
                 return
 
@@ -85,9 +90,9 @@ class Watch:
         faulthandler.dump_traceback(self._out, all_threads=True)
 
 
-def hang_seconds() -> float:
-    """The limit of ``LBPAR_HANG_SECONDS``; 0, the default, means no watch."""
-    text = os.environ.get(SECONDS, "0")
+def hang_seconds(default: float = DEFAULT) -> float:
+    """The limit of ``LBPAR_HANG_SECONDS``; 0 means no watch."""
+    text = os.environ.get(SECONDS) or f"{default:g}"
     try:
         seconds = float(text)
     except ValueError:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.launch import abort_on_error, check_world, connect, launched_ranks, run_main, self_test
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
+from lbpar.transport.watch import START, Watch, hang_seconds
 
 OPENMPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
 SBATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0", "SLURM_NNODES": "2"}
@@ -131,7 +134,12 @@ def test_abort_on_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 JOB = """
-import sys, time
+import os, signal, sys, time
+if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0) == 1:
+    if sys.argv[1] == "stopped before":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if sys.argv[1] == "no MPI":
+        sys.modules["mpi4py"] = None
 import numpy as np
 from lbpar.errors import ConfigError
 from lbpar.transport.launch import abort_on_error, connect, run_main
@@ -156,6 +164,8 @@ def main():
             return 1 // 0
         if mode == "hang":
             time.sleep(600)
+        if mode == "exit 0":
+            sys.exit(0)
     t.allreduce(np.ones(4), t.grid.axes, tag="never").wait()
 
 sys.exit(run_main(main))
@@ -234,6 +244,45 @@ def test_a_hanging_job_shows_the_stacks_of_every_rank_and_ends(mpirun: list[str]
     assert all("job.py" in t and "in main" in t for t in texts)
 
 
+def test_a_rank_without_mpi_says_so(mpirun: list[str]) -> None:
+    done = job(mpirun, "no MPI")
+    assert done.returncode != 0
+    assert done.stderr.count("lbpar: error: rank 1: MPI: mpi4py cannot be used") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_ends_the_job(mpirun: list[str]) -> None:
+    done = job(mpirun, "stopped before", LBPAR_HANG_SECONDS="2")
+    assert done.returncode != 0
+    assert re.search(
+        r"lbpar: error: rank 0: no progress for \d+ s, waiting for all ranks of the job to start MPI", done.stderr
+    )
+
+
+@pytest.mark.slow
+def test_one_rank_that_exits_in_peace_ends_the_job_of_those_who_wait_for_it(mpirun: list[str]) -> None:
+    done = job(mpirun, "exit 0", LBPAR_HANG_SECONDS="2")
+    assert done.returncode != 0
+    assert "lbpar: error: rank 0: no progress" in done.stderr and "waiting for allreduce 'never'" in done.stderr
+    assert "lbpar: error: rank 1" not in done.stderr
+
+
+def test_the_watch_ends_those_who_wait_and_not_those_who_work(tmp_path: Path) -> None:
+    with open(tmp_path / "stacks", "w+") as out:
+        ended: queue.Queue[str] = queue.Queue()
+        watch = Watch(3, 1e-3, ended.put, out)
+        while "not waiting for other ranks. Stacks" not in (tmp_path / "stacks").read_text():
+            pass
+        watch.enter("allreduce 'conv1'")
+        message = ended.get()
+        watch.stop()
+    assert message.startswith(
+        "lbpar: error: rank 3: no progress for 0 s, waiting for allreduce 'conv1'; the job is ended."
+    )
+    assert "set LBPAR_HANG_SECONDS to more than 0.001" in message
+    assert ended.empty()
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no SIGUSR1 here")
 def test_sigusr1_shows_the_stacks_and_goes_on() -> None:
     code = (
@@ -262,11 +311,12 @@ def test_sigusr1_shows_the_stacks_and_goes_on() -> None:
 
 
 def test_hang_seconds_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lbpar.transport.watch import hang_seconds
-
     for text in ("soon", "-1", "inf", "nan"):
         monkeypatch.setenv("LBPAR_HANG_SECONDS", text)
         with pytest.raises(ConfigError, match=f"LBPAR_HANG_SECONDS='{text}'"):
             hang_seconds()
+    monkeypatch.delenv("LBPAR_HANG_SECONDS")
+    assert (hang_seconds(), hang_seconds(START)) == (600, 120)
     monkeypatch.setenv("LBPAR_HANG_SECONDS", "90")
+    assert hang_seconds(START) == 90
     assert hang_seconds() == 90 and np.isfinite(hang_seconds())
