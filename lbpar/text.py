@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """``did you mean 'x'? `` for the closest known name, in whatever case it was typed, or an empty string."""
-    lower = {k.lower(): k for k in reversed(list(known))}
+    if len(str(name)) > 100:
+        return ""  # comparing takes the square of the length
+    lower = {k.lower(): k for k in reversed(list(known)[:2000])}
     close = get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.6)
     return f"did you mean '{lower[close[0]]}'? " if close else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names in a row, the middle left out where there are very many."""
+    names = list(names)
+    return ", ".join(names if len(names) <= 60 else [*names[:30], f"... ({len(names) - 60} more)", *names[-30:]])
+
+
+class _Short(reprlib.Repr):
+    """Looks at the beginning of a value only, however large and deep that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 30
+        self.maxstring = self.maxlong = self.maxother = 60
+
+    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
+        return self.repr_list(list(x[: self.maxlist + 1]), level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 10**60 else f"a number of {x.bit_length()} bits"
+
+
+_SHORT = _Short()
+
+
+def shorten(value: Any) -> str:
+    """Show a value in at most about 60 characters."""
+    if isinstance(value, dict):
+        if not value:
+            return "{}"
+        return f"fields ({', '.join(str(k)[:40] for k in value)})" if len(value) < 6 else f"{len(value)} fields"
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def human_seconds(s: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import LbparError
 from lbpar.graph.graph import Graph
+from lbpar.runtime.room import node_memory
 from lbpar.threads import node_cores, share
 from lbpar.transport.base import Transport
 
@@ -113,5 +113,5 @@ def _together(
 def _file(compute: ComputeConfig, ranks: int) -> MachineFile:
     """A machine of one rank's computation, the links of ``laptop`` and a share of the node's memory."""
     base = find_machine("laptop").file
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    memory = node_memory() // ranks
     return base.model_copy(update={"name": AUTO, "description": None, "compute": compute, "memory": memory})

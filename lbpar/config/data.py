@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from lbpar.config.paths import FilePath
-from lbpar.config.section import Bytes, Count, Flag, Natural, Section, Text
+from lbpar.config.section import Bytes, Flag, Natural, Section, Text
 
 
 class Augment(Section):
@@ -21,6 +21,9 @@ class Augment(Section):
     )
 
 
+Samples = Annotated[int, Strict(), Field(ge=1, le=10**7)]
+
+
 class DataConfig(Section):
     """Where samples come from. HDF5 paths are relative to the current directory."""
 
@@ -32,7 +35,7 @@ class DataConfig(Section):
     )
     x: Text = Field(default="x", description="Name of the dataset of samples inside the file.")
     y: Text = Field(default="y", description="Name of the dataset of targets inside the file.")
-    samples: Count = Field(default=1024, description="Number of samples where `synthetic`.")
+    samples: Samples = Field(default=1024, description="Number of samples where `synthetic`.")
     shuffle: Flag = Field(default=True, description="A new order in every epoch.")
     drop_last: Flag = Field(default=False, description="Leave out an incomplete last batch.")
     augment: Augment = Field(default=Augment(), description="Random changes of training samples.")

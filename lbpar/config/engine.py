@@ -10,12 +10,13 @@ from lbpar.config.section import Custom, Section, is_int
 
 
 def _threads(value: Any) -> int | Literal["auto"]:
-    if value == "auto" or is_int(value, 1):
+    if value == "auto" or is_int(value, 1, MOST_THREADS):
         return value  # type: ignore[no-any-return]
-    raise ValueError("expected auto or a whole number of at least 1")
+    raise ValueError(f"expected auto or a whole number from 1 to {MOST_THREADS}")
 
 
-Threads = Annotated[int | Literal["auto"], Custom(_threads, "`auto` or whole number ≥ 1")]
+MOST_THREADS = 1024
+Threads = Annotated[int | Literal["auto"], Custom(_threads, f"`auto` or whole number from 1 to {MOST_THREADS}")]
 
 
 class EngineConfig(Section):

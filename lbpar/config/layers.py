@@ -18,6 +18,7 @@ from lbpar.config.section import (
     Section,
     Sizes,
     Text,
+    check_text,
 )
 
 NormStats = Literal["global", "sample", "local"]
@@ -27,10 +28,9 @@ NormStats = Literal["global", "sample", "local"]
 def _sources(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) and value:
-        return (value,)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, str) and v for v in value):
-        return tuple(value)
+    names = value if isinstance(value, (list, tuple)) else (value,)
+    if names and all(isinstance(v, str) and v for v in names):
+        return tuple(map(check_text, names))
     raise ValueError("expected the name of a layer, or a list of names")
 
 

@@ -20,12 +20,16 @@ from pydantic import Field, model_validator
 
 from lbpar.config.paths import as_path
 from lbpar.config.report import check
-from lbpar.config.section import Bytes, Count, NonNegative, Number, Positive, Section, Text
+from lbpar.config.section import Bytes, Count, Number, Section, Text, Words
 from lbpar.config.yaml_text import dump_yaml, read_yaml
 from lbpar.errors import ConfigError
 
 Latency = Literal["log", "ring", "tree"]
-Efficiency = Annotated[Number, Field(gt=0, le=1)]
+# Far beyond every machine, and so that no price overflows.
+Seconds = Annotated[Number, Field(ge=0, le=1e3)]
+PerSecond = Annotated[Number, Field(ge=1, le=1e21)]
+Half = Annotated[Number, Field(ge=0, le=1e9)]
+Efficiency = Annotated[Number, Field(ge=1e-6, le=1)]
 
 
 class LevelConfig(Section):
@@ -35,9 +39,9 @@ class LevelConfig(Section):
     size: Count | None = Field(
         default=None, description="Devices of one unit of the level below that it joins; the last level has no end."
     )
-    alpha: NonNegative = Field(description="Seconds that a message costs, however short.")
-    bandwidth: Positive = Field(description="Bytes per second that one device sends while all others send too.")
-    source: Text = Field(description="Where alpha and bandwidth come from.")
+    alpha: Seconds = Field(description="Seconds that a message costs, however short.")
+    bandwidth: PerSecond = Field(description="Bytes per second that one device sends while all others send too.")
+    source: Words = Field(description="Where alpha and bandwidth come from.")
 
 
 class RateConfig(Section):
@@ -49,35 +53,36 @@ class RateConfig(Section):
     k: Count = Field(description="Terms of each sum: local channels times taps.")
     taps: Count = Field(default=1, description="Taps of the window, as in 9 for 3 x 3.")
     dtype: Text = Field(default="float32", description="Type of the elements.")
-    rate: Positive = Field(description="Operations per second reached (a multiply-add is two).")
+    rate: PerSecond = Field(description="Operations per second reached (a multiply-add is two).")
 
 
 class ComputeConfig(Section):
     """What one device computes."""
 
-    peak: dict[str, Positive] = Field(min_length=1, description="Operations per second per type.")
+    peak: dict[str, PerSecond] = Field(min_length=1, description="Operations per second per type.")
     efficiency: Efficiency = Field(default=0.7, description="Part of the peak that large kernels reach.")
-    half_m: NonNegative = Field(default=0.0, description="Rows at which half of that efficiency is reached.")
-    half_n: NonNegative = Field(default=0.0, description="The same for columns (filters).")
-    half_k: NonNegative = Field(default=0.0, description="The same for terms (channels times taps).")
-    memory_bandwidth: Positive = Field(description="Bytes per second to and from the device's memory.")
-    overhead: NonNegative = Field(default=0.0, description="Seconds that starting a kernel costs.")
+    half_m: Half = Field(default=0.0, description="Rows at which half of that efficiency is reached.")
+    half_n: Half = Field(default=0.0, description="The same for columns (filters).")
+    half_k: Half = Field(default=0.0, description="The same for terms (channels times taps).")
+    memory_bandwidth: PerSecond = Field(description="Bytes per second to and from the device's memory.")
+    overhead: Seconds = Field(default=0.0, description="Seconds that starting a kernel costs.")
     table: tuple[RateConfig, ...] = Field(
         default=(),
+        max_length=10_000,
         description="Measured rates; where a kernel has entries, its rate is a mean of those of near shapes.",
     )
-    speeds: dict[str, Positive] = Field(
+    speeds: dict[str, PerSecond] = Field(
         default_factory=dict,
         description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`, and `update`, the optimizer's step; others run at `memory_bandwidth`.",
     )
-    source: Text = Field(description="Where the numbers come from.")
+    source: Words = Field(description="Where the numbers come from.")
 
 
 class MachineFile(Section):
     """A machine file."""
 
     name: Text = Field(description="Name of the machine.")
-    description: Text | None = Field(default=None, description="In words.")
+    description: Words | None = Field(default=None, description="In words.")
     levels: tuple[LevelConfig, ...] = Field(min_length=1, description="Links, fastest first.")
     latency: Latency = Field(
         default="log", description="Messages one after the other in a collective of p: log2 p, p - 1, or a tree."

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_s
 from lbpar.config.layers import JOINS, AnyLayer
 from lbpar.config.paths import FilePath
 from lbpar.config.section import Count, Custom, Section, Shape, Text
-from lbpar.text import nearest
+from lbpar.text import listed, nearest
 
 WAYS = {"name": "NamedModel", "onnx": "OnnxModel", "python": "PythonModel", "layers": "InlineModel"}
 
@@ -102,7 +102,8 @@ class InlineModel(Section):
         Unnamed layers are called ``<op><n>``, n counting the layers of that op from 1; ``input`` is the input.
         """
         counts: dict[str, int] = {}
-        known, out = ["input"], []
+        known: dict[str, None] = {"input": None}  # in order, and fast to look into
+        last, out = "input", []
         for i, layer in enumerate(self.layers):
             kind = layer.kind
             counts[kind] = counts.get(kind, 0) + 1
@@ -110,17 +111,18 @@ class InlineModel(Section):
             where = f"layers[{i}] ({kind} '{name}')"
             if name in known:
                 raise ValueError(f"{where}: the name '{name}' is already taken; names must differ")
-            sources = layer.sources or (known[-1],)
+            sources = layer.sources or (last,)
             for s in sources:
                 if s not in known:
                     raise ValueError(
-                        f"{where}: from: got '{s}', {nearest(s, known)}expected an earlier layer: {', '.join(known)}"
+                        f"{where}: from: got '{s}', {nearest(s, known)}expected an earlier layer: {listed(known)}"
                     )
             if kind in JOINS and len(sources) < 2:
                 raise ValueError(f"{where}: got {len(sources)} input, expected two or more in 'from', as in [a, b]")
             if kind not in JOINS and len(sources) > 1:
                 raise ValueError(f"{where}: got {len(sources)} inputs in 'from', expected one; use add or concat")
-            known.append(name)
+            known[name] = None
+            last = name
             out.append((name, sources, layer))
         return out
 

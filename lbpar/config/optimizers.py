@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lbpar.config.section import Flag, Fraction, NonNegative, Number, Positive, Section
+from lbpar.config.section import MOST, Flag, Fraction, NonNegative, Number, Positive, Section
 
 
 class _Optimizer(Section):
@@ -68,7 +68,7 @@ AnyOptimizer = Annotated[Sgd | Adam | AdamW | Lars | Lamb, Field(discriminator="
 
 class _Schedule(Section):
     warmup_epochs: NonNegative = Field(
-        default=0.0, description="Epochs over which the rate rises linearly; may be a fraction."
+        default=0.0, le=MOST, description="Epochs over which the rate rises linearly; may be a fraction."
     )
     warmup_start: NonNegative | None = Field(
         default=None, le=1, description="Part of the rate at which warm-up starts; default: one increment."
@@ -86,7 +86,7 @@ class Step(_Schedule):
 
     name: Literal["step"]
     every: Positive | None = Field(
-        default=None, description="Multiply each time so many epochs have passed; may be a fraction."
+        default=None, le=MOST, description="Multiply each time so many epochs have passed; may be a fraction."
     )
     milestones: tuple[Positive, ...] | None = Field(default=None, description="Or: multiply at these epochs.")
     gamma: Positive = Field(default=0.1, description="The factor.")

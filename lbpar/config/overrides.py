@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lbpar.config.report import shorten
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
+from lbpar.text import shorten
 
 # A part is a name, or a quoted name where the name itself holds dots: parallel.layers."layer1.0.conv1".N
 _PATH = re.compile(r"""(?:"[^"]+"|'[^']+'|[^.="']+)(?:\.(?:"[^"]+"|'[^']+'|[^.="']+))*""")

@@ -15,7 +15,7 @@ from lbpar.config.layers import Layer
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.plan_file import PlanFile
 from lbpar.config.run_file import RunConfig
-from lbpar.config.section import Custom, Section
+from lbpar.config.section import MOST, Custom, Section
 
 _NAMES = {
     int: "whole number",
@@ -33,7 +33,7 @@ _INTRO = """\
 
 A run file is YAML. Unknown fields and fields given twice are refused. `--set train.epochs=3` changes single fields on
 the command line; names that hold dots go in quotes, as in `--set 'parallel.layers."layer1.0.conv1".N=2'`. Fields
-without a default are required. Paths are relative to the current directory; `~`, `$NAME` and `${NAME}` are replaced as
+without a default are required. Whole numbers are less than 2³¹. Paths are relative to the current directory; `~`, `$NAME` and `${NAME}` are replaced as
 in a shell, and a variable that is not defined is refused.
 
 ```yaml
@@ -181,7 +181,7 @@ def _limits(metadata: list[Any] | tuple[Any, ...]) -> str:
                 out.append(f"≥ {v}")
             case Gt(gt=v):
                 out.append(f"> {v}")
-            case Le(le=v):
+            case Le(le=v) if v != MOST:
                 out.append(f"≤ {v}")
             case Lt(lt=v):
                 out.append(f"< {'2⁶³' if v == 2**63 else v}")

@@ -9,9 +9,10 @@ from pydantic_core import ErrorDetails
 
 from lbpar.config.section import Section
 from lbpar.errors import ConfigError
-from lbpar.text import nearest
+from lbpar.text import nearest, shorten
 
 T = TypeVar("T", bound=Section)
+MOST_SHOWN = 20
 
 
 def check(cls: type[T], data: Any, source: str) -> T:
@@ -47,17 +48,8 @@ def check(cls: type[T], data: Any, source: str) -> T:
         texts = [f"{path}: {' — '.join(dict.fromkeys(parts))}" if path else parts[0] for path, parts in lines.items()]
     if len(texts) == 1:
         raise ConfigError(f"{source}: {texts[0]}")
-    raise ConfigError("\n  ".join([f"{source}: {len(texts)} mistakes:", *texts]))
-
-
-def shorten(value: Any) -> str:
-    """Show a value in at most about 60 characters."""
-    if isinstance(value, dict):
-        if not value:
-            return "{}"
-        return f"fields ({', '.join(map(str, value))})" if len(value) < 6 else f"{len(value)} fields"
-    text = repr(list(value)) if isinstance(value, tuple) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    shown = texts if len(texts) <= MOST_SHOWN + 1 else [*texts[:MOST_SHOWN], f"and {len(texts) - MOST_SHOWN} more."]
+    raise ConfigError("\n  ".join([f"{source}: {len(texts)} mistakes:", *shown]))
 
 
 def _line(e: ErrorDetails, data: Any, seen: dict[int, type[Section]]) -> tuple[str, str]:
@@ -108,7 +100,7 @@ def _expected(e: ErrorDetails) -> str:
         case "union_tag_invalid":
             given, tags = ctx["tag"], ctx["expected_tags"]
             key = ctx["discriminator"].strip("'")
-            return f"whose '{key}' is {given!r}: {_near(given, tags)}expected one of {tags}"
+            return f"whose '{key}' is {shorten(given)}: {_near(given, tags)}expected one of {tags}"
         case "union_tag_not_found":
             return f"expected a field {ctx['discriminator']} that says which kind it is"
         case "int_type" | "int_parsing" | "int_from_float":
@@ -124,13 +116,13 @@ def _expected(e: ErrorDetails) -> str:
         case "string_too_short":
             return "expected a text that is not empty"
         case "greater_than":
-            return f"expected more than {ctx['gt']:g}"
+            return f"expected more than {_number(ctx['gt'])}"
         case "greater_than_equal":
-            return f"expected at least {ctx['ge']:g}"
+            return f"expected at least {_number(ctx['ge'])}"
         case "less_than":
-            return f"expected less than {ctx['lt']:g}"
+            return f"expected less than {_number(ctx['lt'])}"
         case "less_than_equal":
-            return f"expected at most {ctx['le']:g}"
+            return f"expected at most {_number(ctx['le'])}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "expected a block of fields"
         case "tuple_type" | "list_type":
@@ -141,8 +133,14 @@ def _expected(e: ErrorDetails) -> str:
             return "expected " + e["msg"]
         case "too_short":
             return f"expected at least {ctx['min_length']} entries"
+        case "too_long":
+            return f"expected at most {ctx['max_length']} entries"
         case _:
             return "expected: " + e["msg"][:1].lower() + e["msg"][1:]
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _near(given: Any, quoted: str) -> str:

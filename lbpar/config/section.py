@@ -7,6 +7,7 @@ Numbers are strict: ``epochs: "3"`` and ``epochs: true`` are mistakes, not the n
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -53,20 +54,46 @@ class Custom:
         return core_schema.no_info_plain_validator_function(self.check)
 
 
-Int = Annotated[int, Strict()]
-Count = Annotated[int, Strict(), Field(ge=1)]
-Natural = Annotated[int, Strict(), Field(ge=0)]
+MOST = 2**31 - 1
+"""Largest whole number of a field: what MPI and kernel libraries count with."""
+
+Count = Annotated[int, Strict(), Field(ge=1, le=MOST)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Strict(), Field(ge=0, le=MOST)]
 Flag = Annotated[bool, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Field(gt=0)]
 NonNegative = Annotated[float, Strict(), AllowInfNan(False), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(ge=0, lt=1)]
-Text = Annotated[str, Strict(), Field(min_length=1)]
 
 
-def is_int(value: Any, least: int) -> bool:
-    """Whether a value is a whole number (not a boolean) of at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _words(value: Any, allowed: str = "\n\t") -> str:
+    """Any text that can be printed and encoded."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a text that is not empty")
+    odd = next((c for c in value if unicodedata.category(c) in ("Cc", "Cs") and c not in allowed), None)
+    if odd is not None:
+        raise ValueError(f"expected a text without control characters and half pairs (it holds U+{ord(odd):04X})")
+    return value
+
+
+def check_text(value: Any) -> str:
+    """What can be the name of a layer or a file: one line, no longer than file systems take."""
+    value = _words(value, "")
+    if len(value) > 1000 or max(len(part.encode()) for part in value.split("/")) > 255:
+        raise ValueError(
+            f"expected a text of at most 1000 characters, 255 bytes between slashes (it has {len(value)} characters)"
+        )
+    return value
+
+
+Text = Annotated[str, Custom(check_text, "text")]
+Words = Annotated[str, Custom(_words, "text")]
+
+
+def is_int(value: Any, least: int, most: int = MOST) -> bool:
+    """Whether a value is a whole number (not a boolean) from ``least`` to ``most``."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
@@ -75,7 +102,9 @@ def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
             return int(value)
         if isinstance(value, (list, tuple)) and value and all(is_int(v, least) for v in value):
             return tuple(value)
-        raise ValueError(f"expected a whole number of at least {least}, or a list of them, one per spatial dimension")
+        raise ValueError(
+            f"expected a whole number of at least {least} (and less than 2³¹), or a list of them, one per spatial dimension"
+        )
 
     return check
 
@@ -116,7 +145,9 @@ Naturals = Annotated[
 def _shape(value: Any) -> tuple[int, ...]:
     if isinstance(value, (list, tuple)) and 1 <= len(value) <= 4 and all(is_int(v, 1) for v in value):
         return tuple(value)
-    raise ValueError("expected the shape of one sample without the batch: [C], [W, C], [H, W, C] or [D, H, W, C]")
+    raise ValueError(
+        "expected the shape of one sample without the batch: [C], [W, C], [H, W, C] or [D, H, W, C], each less than 2³¹"
+    )
 
 
 Shape = Annotated[tuple[int, ...], Custom(_shape, "[C], [W, C], [H, W, C] or [D, H, W, C]")]
@@ -134,12 +165,13 @@ def parse_bytes(value: Any) -> int:
     ValueError
         For anything else.
     """
-    if is_int(value, 0):
-        return int(value)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
-    if match and match[2].upper() in _UNITS:
-        return int(float(match[1]) * _UNITS[match[2].upper()])
-    raise ValueError("expected an amount of memory such as 16GB, 16GiB, 512MB or a number of bytes")
+    match = (
+        re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    )
+    amount = float(match[1]) * _UNITS.get(match[2].upper(), -1) if match else value
+    if isinstance(value, str) and match and 0 <= amount < 2**63 or is_int(value, 0, 2**63 - 1):
+        return int(amount)
+    raise ValueError("expected an amount of memory such as 16GB, 16GiB, 512MB or a number of bytes, less than 2⁶³")
 
 
 Bytes = Annotated[int, Custom(parse_bytes, "bytes: `16GB` (10⁹), `16GiB` (2³⁰) or a whole number")]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
-from lbpar.config.section import Count, Fraction, Natural, NonNegative, Positive, Section
+from lbpar.config.section import Count, Fraction, Natural, NonNegative, Positive, Section, Seed
 
 
 class Evaluate(Section):
@@ -42,7 +42,7 @@ class TrainConfig(Section):
     label_smoothing: Fraction = Field(
         default=0.0, description="Part of the target spread over all classes (cross_entropy)."
     )
-    seed: Natural = Field(default=0, lt=2**63, description="Fixes weights, sample order, augmentation and dropout.")
+    seed: Seed = Field(default=0, description="Fixes weights, sample order, augmentation and dropout.")
     optimizer: AnyOptimizer = Field(default=Sgd(name="sgd", lr=0.01, momentum=0.9), description="The update rule.")
     schedule: AnySchedule = Field(default=Constant(name="constant"), description="The learning rate over time.")
     accumulate: Count = Field(default=1, description="Batches whose gradients are added before each update.")

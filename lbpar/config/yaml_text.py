@@ -12,11 +12,20 @@ from typing import Any
 import yaml
 
 from lbpar.config.paths import as_path
-from lbpar.config.report import shorten
 from lbpar.errors import ConfigError
+from lbpar.text import shorten
+
+MOST_BYTES = 16_000_000
+MOST_ENTRIES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _check_size(node)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -80,6 +89,33 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: not valid YAML: {e}.") from None
 
 
+def _check_size(root: yaml.Node) -> None:
+    """Refuse aliases that make a small text stand for very many entries, or for something without an end.
+
+    An alias is the same node once more: what is counted is the tree that the nodes stand for, each node once.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        key = id(node)
+        if key in sizes:
+            if not sizes[key]:
+                raise _Refused(node.start_mark.line + 1, "an alias may not stand for what it is part of")
+            return sizes[key]
+        sizes[key] = 0  # while it is counted
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        sizes[key] = 1 + sum(map(size, parts))
+        if sizes[key] > MOST_ENTRIES:
+            raise _Refused(
+                node.start_mark.line + 1,
+                f"this holds more than {MOST_ENTRIES} entries, aliases written out; expected fewer",
+            )
+        return sizes[key]
+
+    size(root)
+
+
 def read_yaml(path: str | Path, what: str) -> Any:
     """Read and parse a YAML (or JSON) file; ``what`` names its role in messages, as in ``run file``.
 
@@ -90,12 +126,19 @@ def read_yaml(path: str | Path, what: str) -> Any:
     """
     path = as_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such {what}; give the path of an existing YAML file.") from None
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not text in UTF-8"
+    except (OSError, ValueError) as e:  # ValueError: a path that cannot be one
+        reason = e.strerror if isinstance(e, OSError) else e
         raise ConfigError(f"{path}: cannot read this {what}: {reason}.") from None
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{path}: this {what} is larger than {MOST_BYTES} bytes; is it another file?")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot read this {what}: it is not text in UTF-8.") from None
     return parse_yaml(text, str(path))
 
 

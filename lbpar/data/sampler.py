@@ -57,6 +57,10 @@ class Sampler:
         """Samples of the last batch of an epoch."""
         return min(self.batch, self.length - (self.steps_per_epoch - 1) * self.batch)
 
+    def sizes(self) -> list[int]:
+        """Number of samples of each batch of an epoch."""
+        return [self.batch] * (self.steps_per_epoch - 1) + [self.last]
+
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch, all samples."""
         return epoch_order(self.seed, epoch, self.length) if self.shuffle else np.arange(self.length, dtype=np.int64)

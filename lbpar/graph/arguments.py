@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from typing import Any
 
+from lbpar.config.section import MOST
 from lbpar.errors import GraphError
-from lbpar.text import nearest
+from lbpar.text import nearest, shorten
 
 Ints = int | Sequence[int]
 Pads = int | Sequence[int | Sequence[int]]
@@ -25,8 +26,10 @@ def whole(value: Any, what: str, least: int = 1) -> int:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
-    if number is None or number < least:
-        raise GraphError(f"{what}: got {value!r}, expected a whole number of at least {least}.")
+    if number is None or not least <= number <= MOST:
+        raise GraphError(
+            f"{what}: got {shorten(value)}, expected a whole number of at least {least} (and less than 2³¹)."
+        )
     return number
 
 
@@ -65,7 +68,7 @@ def number(value: Any, what: str, expected: str, ok: bool) -> float:
 def choice(value: Any, what: str, allowed: Sequence[str]) -> Any:
     """One of some words."""
     if value not in allowed:
-        hint = nearest(str(value), list(allowed))
+        hint = nearest(str(value), allowed)
         raise GraphError(f"{what}: got {value!r}; {hint}expected {', '.join(allowed)}.")
     return value
 
@@ -73,7 +76,7 @@ def choice(value: Any, what: str, allowed: Sequence[str]) -> Any:
 def known(name: Any, nodes: Collection[str], what: str) -> str:
     """The name of a node that exists."""
     if not isinstance(name, str) or name not in nodes:
-        hint = nearest(str(name), list(nodes)).strip()
+        hint = nearest(str(name), nodes).strip()
         raise GraphError(f"{what}: {name!r} is not an earlier node. {hint or 'Pass what a builder method returned.'}")
     return name
 

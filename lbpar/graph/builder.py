@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lbpar.config.layers import NormStats
 from lbpar.errors import GraphError
 from lbpar.graph.arguments import Ints, Pads, choice, each, known, names, number, pads, whole
-from lbpar.graph.graph import Graph, Node
+from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.convolution import Conv, ConvTranspose
@@ -58,7 +58,7 @@ class GraphBuilder:
         self.name = name
         self.input = "input"
         self._nodes: list[Node] = [Node(self.input, Input(shape))]
-        self._shapes: dict[str, Shape] = {self.input: (1, *shape)}
+        self._shapes: dict[str, Shape] = {self.input: check_size("input", (1, *shape))}
         self._counts: Counter[str] = Counter()
 
     def shape(self, x: str) -> Shape:
@@ -76,8 +76,11 @@ class GraphBuilder:
         if name in self._shapes:
             raise GraphError(f"{name}: two nodes have this name; names must be unique.")
         inputs = [known(i, self._shapes, f"{name}: input") for i in inputs]
+        xs = [self._shapes[i] for i in inputs]
         try:
-            self._shapes[name] = op.infer([self._shapes[i] for i in inputs])
+            self._shapes[name] = check_size("output", op.infer(xs))
+            for short, param in op.params(xs).items():
+                check_size(short, param.shape)
         except GraphError as error:
             raise GraphError(f"{name}: {error}") from None
         self._nodes.append(Node(name, op, tuple(inputs)))

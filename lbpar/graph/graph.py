@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Param, Shape
@@ -12,6 +13,17 @@ from lbpar.graph.ops.losses import Loss
 
 TARGET = "target"
 LOSS = "loss"
+
+
+MOST_ELEMENTS = 2**48
+"""Of one tensor: a petabyte in float32, and far from the end of 64-bit counts of bytes and operations."""
+
+
+def check_size(what: str, shape: Shape) -> Shape:
+    """The shape itself; raises GraphError if no machine could hold such a tensor."""
+    if prod(shape) > MOST_ELEMENTS:
+        raise GraphError(f"{what}: a tensor of shape {shape} has more than 2⁴⁸ elements, expected fewer.")
+    return shape
 
 
 @dataclass(frozen=True)
@@ -122,10 +134,10 @@ class Graph:
         out: dict[str, Shape] = {}
         for node in self.nodes:
             if isinstance(node.op, Input):
-                out[node.name] = (batch, *node.op.shape)
+                out[node.name] = check_size(node.name, (batch, *node.op.shape))
                 continue
             try:
-                out[node.name] = node.op.infer([out[i] for i in node.inputs])
+                out[node.name] = check_size("output", node.op.infer([out[i] for i in node.inputs]))
             except GraphError as error:
                 raise GraphError(f"{node.name}: {error}") from None
         return out

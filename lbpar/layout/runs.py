@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lbpar.errors import LayoutError
+
+MOST_RUNS = 2**17
 Runs = tuple[tuple[int, int], ...]
 Box = tuple[Runs, ...]
 
@@ -62,6 +65,11 @@ def expand(parts: Sequence[tuple[int, int]], extents: Sequence[int]) -> Runs:
         if runs == run(0, stride):
             runs = run(lo * stride, hi * stride)
         else:
+            if (hi - lo) * len(runs) > MOST_RUNS:
+                raise LayoutError(
+                    f"a block of a flattened dimension ({' x '.join(map(str, extents))}) would consist of {(hi - lo) * len(runs)} "
+                    f"pieces, expected at most {MOST_RUNS}; split samples or the first spatial dimension only."
+                )
             runs = tuple((i * stride + a, i * stride + b) for i in range(lo, hi) for a, b in runs)
         stride *= extent
     return runs

@@ -20,7 +20,7 @@ from lbpar.config.paths import path_option
 from lbpar.config.plan_file import PlanFile, save_plan_file
 from lbpar.config.report import check
 from lbpar.config.run_file import RunConfig
-from lbpar.config.section import parse_bytes
+from lbpar.config.section import is_int, parse_bytes
 from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
@@ -35,7 +35,7 @@ from lbpar.plan.explain import explain
 from lbpar.plan.picture import draw
 from lbpar.plan.report import print_report
 from lbpar.plan.resolve import optimizer_name, resolve_plan
-from lbpar.text import human_bytes, human_seconds, nearest
+from lbpar.text import human_bytes, human_seconds, nearest, shorten
 
 
 def parser() -> argparse.ArgumentParser:
@@ -190,8 +190,10 @@ def _job(args: argparse.Namespace) -> Job:
     for name, value in (("--batch", batch), ("--procs", procs)):
         if value is None:
             raise ConfigError(f"{name}: missing; give {name} with a whole number of at least 1.")
-        if value < 1:
-            raise ConfigError(f"{name}: got {value}, expected a whole number of at least 1.")
+        if not is_int(value, 1):
+            raise ConfigError(
+                f"{name}: got {shorten(value)}, expected a whole number of at least 1 (and less than 2³¹)."
+            )
     assert batch is not None and procs is not None
     memory = config.parallel.memory if config else None
     if args.memory:
@@ -226,7 +228,7 @@ def _model(args: argparse.Namespace) -> Any:
     if args.classes is not None:
         options["classes"] = args.classes
     if args.input is not None:
-        if not re.fullmatch(r"\d+(,\d+)*", args.input):
+        if not re.fullmatch(r"\d{1,20}(,\d{1,20})*", args.input):
             raise ConfigError(f"--input: got {args.input!r}, expected a shape such as 224,224,3 (channels last).")
         options["input"] = [int(n) for n in args.input.split(",")]
     if args.model.endswith(".onnx"):

@@ -202,8 +202,14 @@ def _max_pool_backward(b: Bound) -> Call:
 
 
 def _divisors(b: Bound, y: Box) -> tuple[np.ndarray, ...]:
-    every = zip(b.attr("divisors"), y[1:-1], strict=True)
-    return tuple(np.asarray(d, np.float64)[indices(runs)] for d, runs in every)
+    """Per spatial dimension, how many taps of each output's window lie where they count."""
+    out = []
+    for w, (lo, hi), runs in zip(b.attr("windows"), b.attr("counted"), y[1:-1], strict=True):
+        first = indices(runs) * w.stride - w.pad
+        before = np.clip(-((first - lo) // w.dilation), 0, w.kernel)  # taps that lie before lo
+        after = np.clip(-((first - hi) // w.dilation), 0, w.kernel)
+        out.append((after - before).astype(np.float64))
+    return tuple(out)
 
 
 def _avg_pool_forward(b: Bound) -> Call:

@@ -19,6 +19,7 @@ from lbpar.runtime.binding import Context
 from lbpar.runtime.executor import Executor, Progress
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.norms import ReducedNorms
+from lbpar.runtime.room import check_room
 from lbpar.transport.base import Transport
 
 Array = Any
@@ -97,6 +98,7 @@ class Worker:
         if key not in self._executors:
             program = self.program(samples, mode)
             if not self.state:
+                check_room(program, self.engine.dtype.name)
                 self.layouts = dict(program.params)
                 rank, dtype = self.transport.rank, self.engine.dtype
                 initial = initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights)

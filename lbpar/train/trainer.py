@@ -222,7 +222,7 @@ class Trainer:
         began, sent_before = perf_counter(), self._sent()
         number, totals, lr = self.epoch + 1, Totals(), 0.0
         dataset = self._epoch_data()
-        sizes = [len(b) for b in self.sampler.batches(self.epoch)]
+        sizes = self.sampler.sizes()
         batches = list(self.sampler.batches(self.epoch, self.batches))
         every = self.config.train.accumulate
         first: Mode = "reduce" if every == 1 else "hold"

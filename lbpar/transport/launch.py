@@ -344,6 +344,10 @@ def _describe(error: BaseException, rank: int, size: int) -> str:
     who = f"rank {rank}: " if size > 1 else ""
     if isinstance(error, LbparError):
         return f"lbpar: error: {who}{error}"
+    if isinstance(error, MemoryError):
+        return (
+            f"lbpar: error: {who}out of memory: {error or 'no more to be had'}; use more processes or a smaller batch."
+        )
     if isinstance(error, KeyboardInterrupt):
         return "lbpar: interrupted" if rank == 0 else ""
     if isinstance(error, SystemExit):

@@ -28,6 +28,7 @@ from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.runtime.initial import flat_index, initial_state
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.norms import LocalNorms
+from lbpar.runtime.room import check_room
 from lbpar.runtime.worker import norms_over_ranks
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
@@ -96,6 +97,7 @@ class Reference:
         plan = Plan(Grid())
         # Every kernel on its own: fused ones are among what is checked.
         program = lower(graph, plan, batch, input_grad=True, keep=True, fused=False)
+        check_room(program, engine.dtype.name)
         executor = self.executor(program, SingleTransport(), LocalNorms())
         executor.run(self.feeds(program, 0))
         held = {v: executor.arrays[b] for v, b in program.values.items() if b in executor.arrays}

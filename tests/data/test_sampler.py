@@ -32,7 +32,7 @@ def test_batches(length: int, batch: int, drop: bool, sizes: list[int]) -> None:
     s = Sampler(length, batch, seed=3, drop_last=drop)
     batches = list(s.batches(2))
     assert [len(b) for b in batches] == sizes
-    assert s.steps_per_epoch == len(sizes)
+    assert s.steps_per_epoch == len(sizes) and s.sizes() == sizes
     np.testing.assert_array_equal(np.concatenate(batches), epoch_order(3, 2, length)[: sum(sizes)])
 
 

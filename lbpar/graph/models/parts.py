@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from lbpar.config.section import MOST
+from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder, Ints, Pads
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:
     """Channels times width, rounded to the nearest positive multiple of ``multiple``."""
-    return max(1, int(channels * width / multiple + 0.5)) * multiple
+    number = channels * width / multiple + 0.5
+    if number * multiple > MOST:
+        raise GraphError(f"width: {width:g} times {channels} channels is more than 2³¹, expected less.")
+    return max(1, int(number)) * multiple
 
 
 def conv_norm_relu(

@@ -32,6 +32,7 @@ def unet2d(
     norm : bool
         Batch normalisation (which the original lacks) instead of a bias after each 3 x 3 convolution.
     """
+    _check(2, input, depth)
     levels = [(scaled(64 * 2**i, width),) * 2 for i in range(depth + 1)]
     return _unet("unet2d", 2, input, classes, levels, [pair[0] for pair in levels], not norm, norm, True)
 
@@ -59,8 +60,20 @@ def unet3d(
     norm : bool
         Batch normalisation after each 3 x 3 x 3 convolution (which also has a bias, as the original).
     """
+    _check(3, input, depth)
     levels = [(scaled(32 * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
     return _unet("unet3d", 3, input, classes, levels, [b for _, b in levels[1:]], True, norm, False)
+
+
+def _check(rank: int, input: Shape, depth: int) -> None:
+    # No extent below 2³¹ is a multiple of 2³¹: the power is not even worked out.
+    if len(input) != rank + 1 or depth > 30 or any(e % 2**depth for e in input[:-1]):
+        sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
+        multiple = 2**depth if depth <= 30 else f"2**{depth}"
+        raise GraphError(
+            f"input: got {list(input)}, expected {sizes} with spatial sizes that are multiples of {multiple} "
+            f"({depth} poolings); pad the samples or choose a smaller depth."
+        )
 
 
 def _unet(
@@ -76,12 +89,6 @@ def _unet(
 ) -> Graph:
     """``levels``: filters of the two convolutions going down; ``rises``: of the transposed convolution above a level."""
     depth = len(levels) - 1
-    if len(input) != rank + 1 or any(e % 2**depth for e in input[:-1]):
-        sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
-        raise GraphError(
-            f"input: got {list(input)}, expected {sizes} with spatial sizes that are multiples of {2**depth} "
-            f"({depth} poolings); pad the samples or choose a smaller depth."
-        )
     g = GraphBuilder(input, name=name)
 
     def pair(x: str, filters: tuple[int, int], at: str) -> str:

@@ -93,18 +93,10 @@ class AvgPool(_Pool):
     count_include_pad: bool = True
     kind: ClassVar[str] = "avg_pool"
 
-    def divisors(self, xs: Sequence[Shape]) -> tuple[tuple[int, ...], ...]:
-        """Per spatial dimension, the number of counted taps of each output position."""
-        out = []
-        spatial = zip(xs[0][1:-1], self.infer(xs)[1:-1], self.windows(), self.pad, strict=True)
-        for e, o, w, (p, q) in spatial:
-            lo, hi = (-p, e + q) if self.count_include_pad else (0, e)
-            first = [j * w.stride - w.pad for j in range(o)]
-            out.append(tuple(sum(lo <= f + k * w.dilation < hi for k in range(w.kernel)) for f in first))
-        return tuple(out)
-
     def _attrs(self, xs: Sequence[Shape]) -> tuple[tuple[str, object], ...]:
-        return (("windows", self.windows()), ("divisors", self.divisors(xs)))
+        sides = zip(xs[0][1:-1], self.pad, strict=True)
+        counted = tuple((-p, e + q) if self.count_include_pad else (0, e) for e, (p, q) in sides)
+        return (("windows", self.windows()), ("counted", counted))
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         a, b = self._sides(xs, True)
