@@ -37,7 +37,10 @@ class DataConfig(Section):
     y: Text = Field(default="y", description="Name of the dataset of targets inside the file.")
     samples: Samples = Field(default=1024, description="Number of samples where `synthetic`.")
     shuffle: Flag = Field(default=True, description="A new order in every epoch.")
-    drop_last: Flag = Field(default=False, description="Leave out an incomplete last batch.")
+    drop_last: Flag = Field(
+        default=False,
+        description="Leave out an incomplete last batch (one of a single sample cannot train a `norm` behind `linear`).",
+    )
     augment: Augment = Field(default=Augment(), description="Random changes of training samples.")
     prefetch: Natural = Field(default=2, description="Batches read ahead in the background; 0 reads when needed.")
     cache: Bytes = Field(

@@ -8,6 +8,7 @@ y = train.read_targets(samples, box)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.data import DataConfig
 from lbpar.data.normalise import Normalisation
+from lbpar.data.targets import check_targets
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box
 
@@ -83,7 +85,8 @@ def open_dataset(
     classes: int | None = None,
     dtype: DTypeLike = np.float32,
     seed: int = 0,
-    check_labels: bool = True,
+    limits: tuple[float, float] | None = None,
+    share: tuple[int, int] = (0, 1),
     like: Normalisation | None = None,
 ) -> Dataset:
     """Open one split of the data of a run file. Local: every rank may call it alone.
@@ -104,16 +107,16 @@ def open_dataset(
         float32 or float64, of what is read.
     seed : int
         Of ``synthetic`` samples.
-    check_labels : bool
-        Read all labels once to find those out of range.
+    limits, share
+        See `lbpar.data.targets.check_targets`: all targets are read once, to find those out of range.
     like : Normalisation, optional
         Mean and standard deviation to use instead of the file's: those of the training data, for all that the network sees.
 
     Raises
     ------
     DataError
-        The file is missing, truncated or not HDF5; a dataset is missing or has the wrong shape or type; labels are out
-        of range; ``synthetic`` without ``input_shape``; the run file names no such split.
+        The file is missing, truncated or not HDF5; a dataset is missing or has the wrong shape or type; targets are
+        out of range; ``synthetic`` without ``input_shape``; the run file names no such split.
     """
     source = getattr(data, split, None) if split in ("train", "test") else None
     if source is None:
@@ -139,9 +142,7 @@ def open_dataset(
         _check_apart(dataset, data)
     if like is not None:
         dataset.normalise_like(like)
-    check_dataset(dataset, input_shape, target_shape, classes)
-    if check_labels:
-        dataset.check_labels()
+    check_dataset(dataset, input_shape, target_shape, classes, limits, share)
     return dataset
 
 
@@ -164,7 +165,9 @@ def check_dataset(
     dataset: Dataset,
     input_shape: Sequence[int] | None,
     target_shape: Sequence[int] | None,
-    classes: int | None,
+    classes: int | None = None,
+    limits: tuple[float, float] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> None:
     """Refuse a dataset that does not fit a network. See `open_dataset`."""
     got = dataset.sample_shape
@@ -178,7 +181,26 @@ def check_dataset(
         )
     if target_shape is not None and dataset.target_shape != tuple(target_shape):
         raise DataError(
-            f"{dataset.name}: targets have the shape {dataset.target_shape} per sample, expected {tuple(target_shape)}."
+            f"{dataset.name}: targets have the shape {dataset.target_shape} per sample, expected {tuple(target_shape)}. "
+            f"{_reshaped(dataset.target_shape, tuple(target_shape), classes)}."
         )
     if classes is not None and dataset.classes is None:
-        raise DataError(f"{dataset.name}: targets are real numbers, expected whole-number labels of {classes} classes.")
+        raise DataError(
+            f"{dataset.name}: targets are real numbers, expected whole-number labels of {classes} classes. Store them as integers, or "
+            "train with a loss of real numbers (mse, bce)."
+        )
+    with closing(dataset):
+        check_targets(dataset, classes, limits, share)
+
+
+def _reshaped(got: tuple[int, ...], wanted: tuple[int, ...], classes: int | None) -> str:
+    """What to do about targets of another shape."""
+    if classes is not None and got == (*wanted, classes):
+        return "These look like one-hot labels: store the number of the class instead, y.argmax(-1)"
+    if got == (*wanted, 1):
+        return "Store them without the last dimension, y[..., 0]"
+    if wanted == (*got, 1):
+        return "Store them with a dimension for the one output, y[..., None], as floating point"
+    if classes is None and wanted[:-1] == got:
+        return f"For labels take the loss cross_entropy or dice; for {wanted[-1]} outputs store as many real numbers"
+    return "Change the network's output, or the targets"

@@ -24,6 +24,7 @@ from lbpar.data.box import check_box, middle, pieces, to_runs
 from lbpar.data.checks import check_samples, is_label
 from lbpar.data.normalise import Normalisation
 from lbpar.data.stored import check_stored
+from lbpar.data.targets import target_pieces
 from lbpar.errors import DataError
 from lbpar.hdf5_file import uninterrupted
 from lbpar.layout.runs import Box, box_shape, indices, whole
@@ -31,7 +32,6 @@ from lbpar.text import nearest
 
 Array = NDArray[Any]
 _log = logging.getLogger("lbpar")
-_SCAN = 1 << 22  # labels read at a time when all are checked
 
 
 class Hdf5Dataset:
@@ -131,50 +131,18 @@ class Hdf5Dataset:
             self._file.close()
         self._file = None
 
-    def check_labels(self) -> None:
-        """Read all labels, a few million at a time, and refuse those out of range; real targets are not read.
-
-        Where neither file nor caller gave the number of classes, it becomes the largest label plus one.
-
-        Raises
-        ------
-        DataError
-            A label below 0 or not below the number of classes.
-        """
-        if not self._labels:
-            return
-        top, limit = -1, self.classes
-        with closing(self):
-            for at, part in self._labels_in_pieces():
-                low, high = int(part.min()), int(part.max())
-                top = max(top, high)
-                if low < 0 or (limit is not None and high >= limit):
-                    bad = low if low < 0 else high
-                    names = f": {', '.join(self.class_names[:10])}" if self.class_names else ""
-                    allowed = f"0 to {limit - 1} ({limit} classes{names})" if limit is not None else "0 or more"
-                    first = at + int(np.argwhere(part == bad)[0][0])
-                    raise DataError(
-                        f"{self.name}: got the label {bad} in sample {first} of '{self._y}', expected {allowed}. "
-                        "Correct the labels or the network's number of classes."
-                    )
-        if limit is None:
-            self.classes = top + 1
+    def stored_targets(self, first: int, last: int) -> Array:
+        """Whole targets of some samples in a row, as stored."""
+        with self._errors():
+            return self._open()[self._y][first:last]  # type: ignore[no-any-return]
 
     def count_labels(self) -> Counter[int]:
         """How often each label occurs, for labels per sample."""
         counts: Counter[int] = Counter()
         with closing(self):
-            for _, part in self._labels_in_pieces():
+            for _, part in target_pieces(self):
                 counts.update(dict(zip(*(a.tolist() for a in np.unique(part, return_counts=True)), strict=True)))
         return counts
-
-    def _labels_in_pieces(self) -> Iterator[tuple[int, Array]]:
-        """Yield all labels as (first sample, labels of some samples)."""
-        rows = max(1, _SCAN // max(1, prod(self.target_shape)))
-        for at in range(0, len(self), rows):
-            with self._errors():
-                part = self._open()[self._y][at : at + rows]
-            yield at, part
 
     def glance(self, samples: int = 32, elements: int = 1 << 14) -> list[Array]:
         """Samples and targets as stored: all if they are few, else the middle of so many, spread over all of them."""
@@ -275,7 +243,7 @@ class Hdf5Dataset:
         place = os.stat(xs.file.filename)
         self.identity = place.st_dev, place.st_ino, h5py.h5o.get_info(xs.id).addr
         self._length, self.sample_shape, self.target_shape = xs.shape[0], xs.shape[1:], ys.shape[1:]
-        self._labels = is_label(ys)
+        self._labels, self.target_name = is_label(ys), self._y
         self.storage = f"{xs.dtype}, {f'{xs.compression} chunks {xs.chunks}' if xs.chunks else 'contiguous'}"
         self._types = {self._x: xs.dtype.newbyteorder("="), self._y: ys.dtype.newbyteorder("=")}
         said, self.class_names = as_classes(find_attribute("classes", ys, group), self.name)

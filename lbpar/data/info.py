@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 from lbpar.config.paths import as_path
 from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.targets import check_targets
 
 _MOST = 20  # classes that are listed
 
@@ -23,18 +25,20 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
     lines = [f"{path}: {os.path.getsize(path):,} bytes" if os.path.isfile(path) else f"{path}"]
     for split in _splits(path, x):
         data = Hdf5Dataset(f"{path}:/{split}" if split else path, split, x=x, y=y)
-        data.check_labels()
+        with closing(data):
+            top = check_targets(data)
         lines.append(f"  /{split}: {len(data):,} samples {_shape(data.sample_shape)}, {data.storage}")
-        if data.classes is None:
+        if top < 0:
             lines.append(f"    targets {_shape(data.target_shape)}, real numbers")
             continue
         what = f"one per voxel {_shape(data.target_shape)}" if data.target_shape else "one per sample"
-        lines.append(f"    labels {what}, {data.classes} classes")
+        classes = top + 1 if data.classes is None else data.classes
+        lines.append(f"    labels {what}, {classes} classes")
         if not data.target_shape:
             counts = data.count_labels()
-            first = range(min(data.classes, _MOST))
+            first = range(min(classes, _MOST))
             shown = [f"{data.class_names[c]} {counts[c]}" if data.class_names else str(counts[c]) for c in first]
-            lines.append(f"    samples per class {' '.join(shown)}{' ...' if data.classes > _MOST else ''}")
+            lines.append(f"    samples per class {' '.join(shown)}{' ...' if classes > _MOST else ''}")
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from lbpar.calibrate.machine import AUTO, machine_of
 from lbpar.config.run_file import RunConfig
@@ -12,7 +12,7 @@ from lbpar.cost.machine import find_machine
 from lbpar.data.dataset import Dataset, open_dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import ConfigError
-from lbpar.graph.graph import TARGET, Graph
+from lbpar.graph.graph import TARGET, Graph, Node
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
@@ -144,16 +144,22 @@ def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:
 
 
 def build_dataset(
-    config: RunConfig, graph: Graph, split: str, dtype: Any, like: Normalisation | None = None
+    config: RunConfig,
+    graph: Graph,
+    split: str,
+    dtype: Any,
+    like: Normalisation | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Dataset | None:
     """One split of a run file's data, checked against the network; None for a test split that is not given."""
     if split == "test" and config.data.test is None:
         return None
-    return open_dataset(config.data, split, **wanted_data(graph), dtype=dtype, seed=config.train.seed, like=like)
+    data, seed = config.data, config.train.seed
+    return open_dataset(data, split, **wanted_data(graph), dtype=dtype, seed=seed, share=share, like=like)
 
 
 def wanted_data(graph: Graph) -> dict[str, Any]:
-    """``input_shape``, ``target_shape`` and ``classes`` of the data that a network with a loss takes."""
-    shapes, loss = graph.shapes(1), graph.loss
-    classes = shapes[graph.output][-1] if isinstance(loss.op, Loss) and loss.op.labels else None  # type: ignore[union-attr]
-    return {"input_shape": shapes["input"][1:], "target_shape": shapes[TARGET][1:], "classes": classes}
+    """``input_shape``, ``target_shape``, and ``classes`` or ``limits`` of the data that a network with a loss takes."""
+    shapes, loss = graph.shapes(1), cast(Loss, cast(Node, graph.loss).op)
+    targets = {"classes": shapes[graph.output][-1]} if loss.labels else {"limits": loss.limits}
+    return {"input_shape": shapes["input"][1:], "target_shape": shapes[TARGET][1:], **targets}

@@ -125,12 +125,13 @@ class Trainer:
     def __post_init__(self) -> None:
         c = self.config
         self.engine = build_engine(c.engine)
-        dataset = build_dataset(c, self.graph, "train", self.engine.dtype)
+        share = self.transport.rank, self.transport.size
+        dataset = build_dataset(c, self.graph, "train", self.engine.dtype, share=share)
         assert dataset is not None
         self.dataset: Dataset = dataset
         # What the network is trained with holds for all that it sees; noise has no mean and std to hand on.
         like = None if c.data.train == "synthetic" else dataset.normalisation
-        self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like)
+        self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like, share)
         self.tracer = Tracer(self.transport.rank, self.engine) if c.run.trace else None
         weights = load_weights(c.model)
         self._drawn = checksum(weights.values()) if weights else "drawn"
@@ -365,7 +366,8 @@ class Trainer:
         """A caller's data as this network takes them: checked, with the mean and std of the training data."""
         if self.transport.size > 1:
             check_alike(self.transport, dataset_facts("evaluate", dataset))
-        check_dataset(dataset, **wanted_data(self.graph))
+        with together(self.transport):
+            check_dataset(dataset, **wanted_data(self.graph), share=(self.transport.rank, self.transport.size))
         if isinstance(dataset, Hdf5Dataset) and isinstance(self.dataset, Hdf5Dataset):
             dataset = copy(dataset)
             dataset.normalise_like(self.dataset.normalisation)

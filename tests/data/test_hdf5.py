@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from lbpar.config.data import DataConfig
+from lbpar.data import targets
 from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.info import describe
+from lbpar.data.targets import check_targets
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, box_shape, indices
@@ -124,7 +126,7 @@ def test_real_targets_and_vectors(tmp_path) -> None:
     x, y = RNG.standard_normal((6, 4)), RNG.standard_normal((6, 2))
     write(tmp_path / "a.h5", [Split("train", x, y)])
     data = Hdf5Dataset(tmp_path / "a.h5", dtype=np.float64)
-    data.check_labels()
+    assert check_targets(data) == -1
     assert (data.sample_shape, data.target_shape, data.classes) == ((4,), (2,), None)
     np.testing.assert_array_equal(data.read_targets(np.array([5, 0]), (((1, 2),),)), y[[5, 0], 1:])
 
@@ -141,19 +143,19 @@ def test_a_handle_is_never_used_after_a_fork(path: Path) -> None:
 
 
 def test_classes_come_from_the_labels_where_nobody_says(tmp_path) -> None:
-    write(tmp_path / "a.h5", [Split("train", X, Y[:, 0, 0, 0])])
-    data = Hdf5Dataset(tmp_path / "a.h5")
-    data.check_labels()
-    assert data.classes == Y[:, 0, 0, 0].max() + 1
+    y = Y[:, 0, 0, 0]
+    write(tmp_path / "a.h5", [Split("train", X, y)])
+    assert check_targets(Hdf5Dataset(tmp_path / "a.h5")) == y.max()
+    assert f"labels one per sample, {y.max() + 1} classes" in describe(tmp_path / "a.h5")
 
 
 def test_labels_are_scanned_in_pieces(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("lbpar.data.hdf5._SCAN", 2 * 5 * 6 * 7)
+    monkeypatch.setattr(targets, "SCAN", 2 * 5 * 6 * 7)
     y = Y.copy()
     y[9, 4, 5, 6] = 4
     write(tmp_path / "a.h5", [Split("train", X, y)], classes=4)
     with pytest.raises(DataError, match=r"label 4 in sample 9 of '/train/y', expected 0 to 3 \(4 classes\)"):
-        Hdf5Dataset(tmp_path / "a.h5").check_labels()
+        check_targets(Hdf5Dataset(tmp_path / "a.h5"))
 
 
 def config(path: Path, **more: Any) -> DataConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import ClassVar
 
 from lbpar.errors import GraphError
@@ -24,6 +24,8 @@ class Loss(Op):
 
     no_grad: ClassVar[frozenset[int]] = frozenset({1})
     labels: ClassVar[bool] = False
+    #: Smallest and largest of real targets.
+    limits: ClassVar[tuple[float, float]] = (-inf, inf)
 
     def target_shape(self, output: Shape) -> Shape:
         """Shape of the target that fits an output of the given shape."""
@@ -169,6 +171,7 @@ class Bce(_Elementwise):
     """Binary cross-entropy of logits, in its stable form."""
 
     kind: ClassVar[str] = "bce"
+    limits: ClassVar[tuple[float, float]] = (0, 1)
 
 
 LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, Bce)}

@@ -1,0 +1,149 @@
+"""Targets out of the range of a loss are found before training, in files and in a caller's data, on any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lbpar.data import targets
+from lbpar.data.normalise import Normalisation
+from lbpar.data.targets import check_targets
+from lbpar.data.writer import Split, write
+from lbpar.errors import DataError
+from lbpar.train.setup import build_graph, build_plan
+from lbpar.train.trainer import Trainer, make_trainer
+from lbpar.transport.base import Transport
+from lbpar.transport.virtual import VirtualWorld
+from tests.util.training import run_file
+
+N = 8
+X = np.random.default_rng(0).standard_normal((N, 4, 6, 2)).astype(np.float32)
+LABELS = np.arange(N) % 3
+MASKS = (X[..., :1] > 0).astype(np.float32)
+
+
+@dataclass
+class Memory:
+    """A caller's own data."""
+
+    y: np.ndarray
+    classes: int | None = None
+    name: str = "mine"
+    normalisation: Normalisation = field(default_factory=Normalisation)
+
+    def __post_init__(self) -> None:
+        self.sample_shape, self.target_shape = X.shape[1:], self.y.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def _box(self, a, samples, box):
+        return a[np.ix_(samples, *(np.concatenate([np.arange(*r) for r in runs]) for runs in box))]
+
+    def read(self, samples, box):
+        return self._box(X, samples, box)
+
+    def read_targets(self, samples, box=None):
+        return self.y[samples] if box is None else self._box(self.y, samples, box)
+
+    def close(self) -> None:
+        pass
+
+
+def spoilt(y: np.ndarray, sample: int, value: float) -> np.ndarray:
+    out = np.array(y, float if isinstance(value, float) else y.dtype)
+    out[(sample, *(-1,) * (y.ndim - 1))] = value
+    return out
+
+
+CASES = {
+    "labels": ("cross_entropy", 3, spoilt(LABELS, 5, 3), r"label 3 in sample 5.*expected 0 to 2 \(3 classes\)"),
+    "negative": ("cross_entropy", 3, spoilt(LABELS, 0, -1), r"label -1 in sample 0.*expected 0 to 2 \(3 classes\)"),
+    "voxels": ("dice", 3, spoilt(np.zeros((N, 4, 6), int), 7, 255), r"label 255 in sample 7.*0 to 2"),
+    "masks of 255": ("bce", 1, 255 * MASKS, r"target 255\.0 in sample 0.*0 to 1.*Store masks as 0 and 1"),
+    "below 0": ("bce", 1, spoilt(MASKS, 6, -0.5), r"target -0\.5 in sample 6.*0 to 1"),
+    "not a number": ("bce", 1, spoilt(MASKS, 6, np.nan), r"target nan in sample 6.*0 to 1"),
+    "gaps": ("mse", 1, spoilt(MASKS, 4, np.nan), r"target nan in sample 4.*a finite number\. Fill the gaps"),
+    "infinite": ("mse", 1, spoilt(MASKS, 4, -np.inf), r"target -inf in sample 4.*a finite number"),
+}
+FITS = {
+    "cross_entropy": (3, LABELS),
+    "dice": (3, np.zeros((N, 4, 6), int)),
+    "bce": (1, MASKS),
+    "mse": (1, 1e6 * MASKS - 7),
+}
+
+
+def config(loss: str, outputs: int, path: Path, per_voxel: bool):
+    tail = "" if per_voxel else ", {op: global_avg_pool}"
+    return run_file(
+        [f"train.loss={loss}", f"data.train={path}"],
+        f"""
+        model: {{input: [4, 6, 2], layers: [{{op: conv, filters: {outputs}, kernel: 1}}{tail}]}}
+        train: {{batch: 4}}
+        engine: {{name: numpy, dtype: float64}}
+        """,
+    )
+
+
+def everywhere(config, procs: int, job) -> None:
+    """On every virtual rank."""
+    graph = build_graph(config)
+    plan = build_plan(config, graph, procs)
+
+    def one(transport: Transport) -> None:
+        job(lambda make: make(config, graph, plan, transport))
+
+    VirtualWorld(plan.grid).run(one)
+
+
+@pytest.mark.parametrize("procs", [1, 3])
+@pytest.mark.parametrize(("loss", "outputs", "y", "words"), CASES.values(), ids=CASES.keys())
+def test_targets_that_a_loss_cannot_take(
+    tmp_path: Path, loss: str, outputs: int, y: np.ndarray, words: str, procs: int
+) -> None:
+    bad, good = tmp_path / "bad.h5", tmp_path / "good.h5"
+    write(bad, [Split("train", X, y)])
+    with pytest.raises(DataError, match=f"bad.h5:/train: got the {words}"):
+        everywhere(config(loss, outputs, bad, y.ndim > 1), procs, lambda make: make(make_trainer))
+    write(good, [Split("train", X, FITS[loss][1])])
+    mine = Memory(y, outputs if loss in ("cross_entropy", "dice") else None)
+    with pytest.raises(DataError, match=f"mine: got the {words}"):
+        everywhere(config(loss, outputs, good, y.ndim > 1), procs, lambda make: make(Trainer).evaluate(mine))
+
+
+@pytest.mark.parametrize(("loss", "outputs", "y"), [(k, *v) for k, v in FITS.items()], ids=FITS.keys())
+def test_targets_that_fit(tmp_path: Path, loss: str, outputs: int, y: np.ndarray) -> None:
+    write(tmp_path / "a.h5", [Split("train", X, y)])
+    everywhere(config(loss, outputs, tmp_path / "a.h5", y.ndim > 1), 3, lambda make: make(make_trainer).train_epoch())
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y", "words"),
+    [
+        ("cross_entropy", 3, np.eye(3)[LABELS], r"shape \(3,\) per sample, expected \(\).*one-hot labels.*y\.argmax\(-1\)"),
+        ("cross_entropy", 3, np.float64(LABELS), r"real numbers, expected whole-number labels of 3 classes\. Store them as integers"),
+        ("cross_entropy", 3, np.float64(LABELS)[:, None], r"Store them without the last dimension, y\[\.\.\., 0\]"),
+        ("bce", 1, LABELS % 2, r"expected \(1,\)\. Store them with a dimension for the one output, y\[\.\.\., None\], as floating"),
+        ("bce", 3, LABELS, r"expected \(3,\)\. For labels take the loss cross_entropy or dice; for 3 outputs"),
+        ("mse", 3, np.zeros((N, 2)), r"shape \(2,\) per sample, expected \(3,\)\. Change the network's output, or the targets"),
+    ],
+)  # fmt: skip
+def test_targets_of_another_shape_or_type(tmp_path: Path, loss: str, outputs: int, y: np.ndarray, words: str) -> None:
+    write(tmp_path / "a.h5", [Split("train", X, y)])
+    with pytest.raises(DataError, match=words):
+        everywhere(config(loss, outputs, tmp_path / "a.h5", False), 1, lambda make: make(make_trainer))
+
+
+def test_ranks_read_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "SCAN", 2)
+    seen: list[int] = []
+    data = Memory(LABELS, 3)
+    data.read_targets = lambda samples, box=None: (seen.extend(samples), LABELS[samples])[1]  # type: ignore[method-assign]
+    assert max(check_targets(data, share=(k, 3)) for k in range(3)) == 2
+    assert seen == list(range(N))
+    assert check_targets(Memory(np.zeros((0, 2))), limits=(-inf, inf), share=(1, 2)) == -1
