@@ -25,7 +25,7 @@ import numpy as np
 from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig, load_run_file, make_run
 from lbpar.data.dataset import Dataset
-from lbpar.errors import CheckpointError, ConfigError
+from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.plan.resolve import resolve_plan, save_plan
@@ -335,8 +335,9 @@ def evaluate(
     plan: Plan | None = None,
     *,
     transport: Transport | None = None,
+    checkpoint: str | int = "last",
 ) -> dict[str, float]:
-    """Evaluate the newest checkpoint of a run on its test data, on any grid. Collective over all ranks.
+    """Evaluate a checkpoint of a run on its test data, on any grid. Collective over all ranks.
 
     Parameters
     ----------
@@ -346,6 +347,8 @@ def evaluate(
         Directory of the checkpoints; default ``checkpoints`` in ``run.out``.
     graph, plan, transport
         As in `train`.
+    checkpoint : {"last", "best"} or int
+        The newest, the best by the watched metric, or that of a step.
 
     Returns
     -------
@@ -362,8 +365,7 @@ def evaluate(
     folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
     trainer, _, own = _trainer(config, graph, plan, transport)
     with Trained(trainer, _close=own) as trained:
-        if not trainer.resume(folder):
-            raise CheckpointError(f"{folder}: holds no checkpoint; train first, or name another directory.")
+        trainer.load(folder, checkpoint)
         return trained.evaluate()
 
 

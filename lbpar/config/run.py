@@ -13,8 +13,11 @@ from lbpar.config.section import Count, Flag, Section
 class Checkpoint(Section):
     """When to save."""
 
-    every_epochs: Count = Field(default=1, description="After every so many epochs, and after the last.")
-    keep: Count = Field(default=3, description="How many of the latest to keep.")
+    every_epochs: Count = Field(
+        default=1,
+        description="After every so many epochs, after the last, and where the weights are the best so far (by the metric of `early_stop`, else of the test data).",
+    )
+    keep: Count = Field(default=3, description="How many of the latest to keep; the best is kept besides.")
 
 
 class Metrics(Section):

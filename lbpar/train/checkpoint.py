@@ -62,9 +62,14 @@ def latest(directory: str | os.PathLike[str]) -> Path | None:
     return found[-1] if found else None
 
 
-def prune(directory: str | os.PathLike[str], keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints, and what interrupted writers left behind. One process only."""
+def prune(directory: str | os.PathLike[str], keep: int, best: int | None = None) -> None:
+    """Delete all but the newest ``keep`` checkpoints and that of step ``best``, and what interrupted writers left behind.
+
+    One process only.
+    """
     for path in list_checkpoints(directory)[: -keep or None]:
+        if best is not None and path == checkpoint_path(directory, best):
+            continue
         doomed = path.with_name(f".old-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)  # it vanishes at once, never half

@@ -154,7 +154,9 @@ def _run(
                     lock.check()
                     writer.write(records[-1])
             checkpoint = config.run.checkpoint
-            if checkpoint is not None and (trainer.epoch % checkpoint.every_epochs == 0 or trainer.done):
+            if checkpoint is not None and (
+                trainer.epoch % checkpoint.every_epochs == 0 or trainer.done or trainer.improved
+            ):
                 trainer.save(out / "checkpoints")
             if on_epoch is not None:
                 on_epoch(records[-1])

@@ -9,6 +9,11 @@ from typing import Any
 from lbpar.errors import ConfigError
 
 
+def gain(metric: str, value: float, best: float) -> float:
+    """By how much a value is better than another; losses should fall, all other metrics rise."""
+    return best - value if metric.endswith("loss") else value - best
+
+
 class EarlyStop:
     """Counts evaluations without improvement.
 
@@ -67,14 +72,11 @@ class EarlyStop:
                 "Watch one of these, or give test data."
             )
         value = float(metrics[self.metric])
-        better = isfinite(value) and (self.best is None or self._gain(value, self.best) > self.min_delta)
+        better = isfinite(value) and (self.best is None or gain(self.metric, value, self.best) > self.min_delta)
         if better:
             self.best = value
         self.waited = 0 if better else self.waited + 1
         return better
-
-    def _gain(self, value: float, best: float) -> float:
-        return best - value if self.metric.endswith("loss") else value - best
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep; JSON values."""

@@ -13,6 +13,7 @@ import numpy as np
 from lbpar import __version__
 from lbpar.program.words import program_rows
 from lbpar.text import human_bytes
+from lbpar.train.checkpoint import checkpoint_path
 from lbpar.train.json_text import write_report
 from lbpar.train.progress import print_table, short
 from lbpar.train.terminal import screen
@@ -80,7 +81,14 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
         "dtype": trainer.config.engine.dtype,
         "layers": rows,
     }
+    best = trainer.best
+    if best is not None and best.step is not None:
+        saved = str(checkpoint_path("checkpoints", best.step)) if trainer.config.run.checkpoint else None
+        content["best"] = {**best.state_dict(), "checkpoint": saved}
     write_report(out, content)
     print_table(rows, title="per step and rank 0")
+    if best is not None and best.value is not None and best.step != trainer.step:
+        where = f": {out / content['best']['checkpoint']}" if content["best"]["checkpoint"] else ""
+        say(f"best {best.metric} {short(best.value)} after epoch {best.epoch}{where}")
     words = [f"{k} {short(record[k])}" for k in FINAL if k in record]
     say("  ".join([*words, f"{facts['total_seconds']:.1f} s", f"-> {out}"]))

@@ -29,7 +29,7 @@ Array = Any
 
 
 def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta: Mapping[str, Any], keep: int) -> None:
-    """Write ``directory/step-<step>`` and keep the newest ``keep``. Collective over all ranks.
+    """Write ``directory/step-<step>``; keep the newest ``keep``, and the best if ``meta`` names one. Collective over all ranks.
 
     Rank 0 writes; it receives the other ranks' blocks one at a time and never holds a whole tensor.
     """
@@ -45,7 +45,7 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
             except CheckpointError:
                 _drain(blocks)  # the others send them in any case
                 raise
-            prune(directory, keep)
+            prune(directory, keep, (meta.get("best") or {}).get("step"))
         else:
             _drain(blocks)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,7 +35,8 @@ from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
-from lbpar.train.checkpoint import latest
+from lbpar.train.best import Best, find_checkpoint, watched
+from lbpar.train.checkpoint import checkpoint_path, latest
 from lbpar.train.early_stop import EarlyStop
 from lbpar.train.norms import check_norms
 from lbpar.train.predict import predict
@@ -45,6 +47,7 @@ from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
 
+log = logging.getLogger(__name__)
 Array = Any
 OnStep = Callable[[StepResult, float], None]
 
@@ -148,6 +151,8 @@ class Trainer:
         self.early_stop = EarlyStop(stop.patience, stop.metric, stop.min_delta) if stop else None
         if stop is not None:
             self._check_metric(stop.metric)
+        metric = watched(c.train, self.test is not None)
+        self.best = Best(metric) if metric else None
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
@@ -309,6 +314,8 @@ class Trainer:
             record |= self.evaluate()
         if self.early_stop is not None and self.early_stop.metric in record:
             self.early_stop.update(record)
+        if self.best is not None:
+            self.best.update(record)
         return record
 
     def _sent(self) -> dict[str, int]:
@@ -384,10 +391,18 @@ class Trainer:
 
     # Checkpoints.
 
+    @property
+    def improved(self) -> bool:
+        """Whether the weights of this moment are the best so far."""
+        return self.best is not None and self.best.step == self.step
+
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint of this moment (between calls of `train_epoch`) and keep the newest few."""
+        """Write a checkpoint of this moment (between calls of `train_epoch`); keep the newest few, and the best."""
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
+        meta["lr"] = self.schedule(self.step)
+        if self.best is not None:
+            meta["best"] = self.best.state_dict()
         if self.early_stop is not None:
             meta["early_stop"] = self.early_stop.state_dict()
         save(as_path(directory), self.worker, self.optimizer, self.step, meta, keep)
@@ -401,15 +416,47 @@ class Trainer:
             It is damaged, or of another network, optimizer or seed; on all ranks alike.
         """
         directory = as_path(directory)
-        path = self.transport.bcast(latest(directory) if self.transport.rank == 0 else None)
-        if path is None:
-            return False
+        found = self.transport.bcast(latest(directory) is not None)
+        if found:
+            self._restore(directory, "last")
+        return found
+
+    def load(self, directory: str | Path, which: str | int = "last") -> None:
+        """Take the weights of a checkpoint: the newest, the best, or that of a step.
+
+        Raises
+        ------
+        CheckpointError
+            There is none, or it is damaged or of another network, optimizer or seed; on all ranks alike.
+        """
+        self._restore(as_path(directory), which)
+
+    def _restore(self, directory: Path, which: str | int) -> None:
+        with together(self.transport):
+            found = find_checkpoint(directory, which) if self.transport.rank == 0 else None
+        path: Path = self.transport.bcast(found)
         meta = load(path, self.worker, self.optimizer, lambda meta: self._check_fixed(path, meta))
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
         self.batches = int(meta["batches"])
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
-        return True
+        best = Best(**(meta.get("best") or {"metric": None}))
+        there = best.step is not None and checkpoint_path(directory, best.step).is_dir()
+        if self.best is not None and best.metric == self.best.metric and self.transport.bcast(there):
+            self.best = best
+        self._warn_of_jump(path, meta.get("lr"))
+
+    def _warn_of_jump(self, path: Path, before: float | None) -> None:
+        now = self.schedule(self.step)
+        if before is not None and not self.done and not isclose(now, before, rel_tol=1e-6) and self.transport.rank == 0:
+            log.warning(
+                "train.schedule: the learning rate is %.4g from step %d on, but the run that wrote %s would have gone on with %.4g: "
+                "the schedule, the rate or the number of steps has changed.",
+                now,
+                self.step + 1,
+                path,
+                before,
+            )
 
     def _fixed(self) -> dict[str, int]:
         """What decides which samples a step sees."""

@@ -42,8 +42,9 @@ def test_a_run_directory(job, tmp_path, capsys):
     names = {p.name for p in out.iterdir() if not p.name.startswith("events.out.tfevents.")}
     assert names == {"plan.yaml", "run.yaml", "metrics.jsonl", "metrics.csv", "report.json", "checkpoints"}
     assert len(list(out.glob("events.out.tfevents.*"))) == 1
-    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-000009"]
     want = train(run_file()).records
+    best = max(want, key=lambda r: r["test_accuracy"])["step"]
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {f"step-{best:06d}", "step-000009"}
     assert [measured(r) for r in records(tmp_path)] == want
     with open(out / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
