@@ -16,7 +16,7 @@ from lbpar.program.order import finish
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
 
-Gradients = Literal["reduce", "hold", "release"]
+Gradients = Literal["reduce", "accumulate", "last"]
 
 
 def lower(
@@ -50,9 +50,9 @@ def lower(
         Keep every array to the end (to compare them), instead of freeing each after its last use.
     overlap : bool
         Start communication as early and wait for it as late as the data allow.
-    gradients : {"reduce", "hold", "release"}
-        For gradient accumulation over micro-batches: "hold" keeps every rank's own part and updates nothing, "release"
-        adds the parts held, sums them over the ranks once, and updates. "reduce" is a step of one micro-batch.
+    gradients : {"reduce", "accumulate", "last"}
+        For gradient accumulation over micro-batches: "accumulate" keeps every rank's own part and updates nothing, "last"
+        adds the parts kept, sums them over the ranks once, and updates. "reduce" is a step of one micro-batch.
     fused : bool
         Fuse neighbouring kernels (`lbpar.program.fuse`).
     bucket_bytes : int
@@ -248,8 +248,8 @@ class Lowering:
         elif short[1:] in self.param_names[node.name]:
             name = f"{node.name}.{short[1:]}"
             if self.gradients != "reduce":
-                self.steps.append(Accumulate(name, buffer, self.gradients == "release"))
-            if self.gradients == "hold":
+                self.steps.append(Accumulate(name, buffer, self.gradients == "last"))
+            if self.gradients == "accumulate":
                 return
             self.grads[name] = self.fetch(f"{name}:grad", self.params[name], node)
 
@@ -289,7 +289,7 @@ class Lowering:
         for node in self.graph.ops:
             for k in node.op.update(self.xs[node.name]):
                 self.kernel(node, k)
-        if self.gradients == "hold":
+        if self.gradients == "accumulate":
             return
         names = tuple(n for n in self.params if n in self.grads)
         self.steps.append(Update(names, tuple(self.grads[n] for n in names)))

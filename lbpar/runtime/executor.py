@@ -35,7 +35,7 @@ class Executor:
         Carries moves; its grid must be the program's.
     state : dict of array
         This rank's blocks of all parameters and running statistics, by name; updated in place.
-    held : dict of array, optional
+    accumulated : dict of array, optional
         Where gradients of micro-batches wait for the last one; shared by the programs of one training run.
 
     Attributes
@@ -59,7 +59,7 @@ class Executor:
         engine: Engine,
         transport: Transport,
         state: dict[str, Array],
-        held: dict[str, Array] | None = None,
+        accumulated: dict[str, Array] | None = None,
     ) -> None:
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
         self.context = Context()
@@ -69,7 +69,7 @@ class Executor:
         self._timed: list[list[tuple[str, Any, Any]]] = []  # kind, start and end of what newest runs did
         self._fetched: dict[str, Callable[[], Any]] = {}
         self.tracer: Tracer | None = None
-        self._held = {} if held is None else held
+        self._accumulated = {} if accumulated is None else accumulated
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
         self.progress = "block" if transport.size == 1 or self._transfers.deferred else "test"
@@ -273,11 +273,11 @@ class Executor:
         return run
 
     def _accumulate(self, step: Accumulate) -> None:
-        part = self.engine.axpy(self.context.weight, self.arrays[step.grad], self._held.pop(step.param, None))
+        part = self.engine.axpy(self.context.weight, self.arrays[step.grad], self._accumulated.pop(step.param, None))
         if step.last:
             self.arrays[step.grad] = part
         else:
-            self._held[step.param] = part
+            self._accumulated[step.param] = part
 
     def _update(self, step: Update) -> None:
         if self.on_update is not None:

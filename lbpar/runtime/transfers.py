@@ -18,7 +18,7 @@ Array = Any
 Finish = Callable[[], Array]
 
 
-class _Guarded(Request):
+class _Guarded:
     """A request whose wait excludes tests of it by another thread."""
 
     def __init__(self, request: Request, lock: Lock) -> None:
@@ -28,12 +28,8 @@ class _Guarded(Request):
         with self._lock:
             return self._request.wait()
 
-    def test(self) -> bool:
-        with self._lock:
-            return self._request.test()
 
-
-class _Deferred(Request):
+class _Deferred:
     """An allreduce that is made where it is waited for."""
 
     def __init__(self, call: Callable[[], Array]) -> None:
@@ -44,9 +40,6 @@ class _Deferred(Request):
         if self._call is not None:
             self._result, self._call = self._call(), None
         return self._result
-
-    def test(self) -> bool:
-        return self._call is None
 
 
 class Transfers:
@@ -68,6 +61,8 @@ class Transfers:
 
     def __init__(self, engine: Engine, transport: Transport) -> None:
         self.engine, self.transport, self.rank = engine, transport, transport.rank
+        if transport.device is not engine:
+            transport.attach(engine)
         self.deferred = transport.own_cores
         self._under_way: deque[Request] = deque()
         self._lock = Lock()  # a request is waited for, or tested, by one thread at a time
@@ -86,7 +81,7 @@ class Transfers:
         with self._lock:
             self._under_way.clear()
 
-    def _watch(self, request: Request) -> Request:
+    def _watch(self, request: Request) -> _Guarded:
         self._under_way.append(request)
         return _Guarded(request, self._lock)
 
@@ -120,9 +115,11 @@ class Transfers:
         request = self._sum(flat, move, tag)
         return lambda: request.wait().reshape(array.shape)
 
-    def _sum(self, flat: Array, move: Move, tag: str) -> Request:
+    def _sum(self, flat: Array, move: Move, tag: str) -> _Guarded | _Deferred:
         if self.deferred:
-            return _Deferred(lambda: self.transport.allreduce_now(flat, move.axes, move.src.reduce, tag))
+            return _Deferred(
+                lambda: self.transport.allreduce(flat, move.axes, move.src.reduce, tag, blocking=True).wait()
+            )
         return self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
 
     def _reduce_scatter(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:

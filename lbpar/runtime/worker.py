@@ -25,7 +25,7 @@ from lbpar.transport.base import Transport
 Array = Any
 # NumPy's warnings of overflow and NaN: whether the loss is finite is looked at in every step.
 QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
-Mode = Literal["reduce", "hold", "release", "evaluate"]
+Mode = Literal["reduce", "accumulate", "last", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}
-        self._held: dict[str, Array] = {}
+        self._accumulated: dict[str, Array] = {}
         self._statistics: dict[str, Array] = {}  # as they were before the last step
         self.params = self.graph.params()
 
@@ -104,7 +104,7 @@ class Worker:
                 initial = initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights)
                 self.state.update({name: self.engine.from_host(a) for name, a in initial.items()})
                 self.weights = None
-            executor = Executor(program, self.engine, self.transport, self.state, self._held)
+            executor = Executor(program, self.engine, self.transport, self.state, self._accumulated)
             if self.transport.size > 1 and self.progress is not None:
                 executor.progress = self.progress
             self._executors[key] = executor
@@ -127,7 +127,7 @@ class Worker:
             This rank's block for every buffer of the program's feeds.
         samples : int
             Global number of samples.
-        mode : {"reduce", "hold", "release", "evaluate"}
+        mode : {"reduce", "accumulate", "last", "evaluate"}
             See `lbpar.program.lowering.lower`.
         context : Context, optional
             Step counter for dropout, share of the update.

@@ -153,7 +153,7 @@ class Trainer:
             self._check_metric(stop.metric)
         metric = watched(c.train, self.test is not None)
         self.best = Best(metric) if metric else None
-        self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "hold")
+        self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate")
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
 
@@ -231,7 +231,7 @@ class Trainer:
         sizes = self.sampler.sizes()
         batches = list(self.sampler.batches(self.epoch, self.batches))
         every = self.config.train.accumulate
-        first: Mode = "reduce" if every == 1 else "hold"
+        first: Mode = "reduce" if every == 1 else "accumulate"
         for n in set(sizes):
             self.worker.executor(n, first)  # made here: the reading thread only looks it up
 
@@ -243,7 +243,7 @@ class Trainer:
                 i = self.batches
                 group = sizes[i - i % every : i - i % every + every]
                 last = i % every == every - 1 or i == len(sizes) - 1
-                mode: Mode = "reduce" if every == 1 else "release" if last else "hold"
+                mode: Mode = "reduce" if every == 1 else "last" if last else "accumulate"
                 lr = self.schedule(self.step)
                 result = self._step(feed, len(batch), mode, lr, len(batch) / sum(group))
                 totals.add(result)

@@ -1,13 +1,12 @@
-"""What every transport offers, and the books it keeps.
+"""What every transport offers, and the books it keeps: moves of arrays, apart from control by small objects.
 
 Every operation on arrays is *started* and *waited for*; between the two the caller may compute, but may neither
 read nor write the buffers it handed over. Operations over the same axes must be started in the same order by all
 members of a group. They may be waited for in any order.
 
-Arrays are one-dimensional and contiguous. Today they are NumPy arrays in host memory. The interface leaves room for
-arrays on a device: starting an operation then means *after the event that the caller's stream has recorded*, and
-``wait`` returns once the caller's stream has been told to wait for the event that ends the transfer, not when
-the bytes have arrived. A caller that only passes results on to kernels of the same stream needs no other change.
+Arrays are one-dimensional and contiguous, and belong to a device (`lbpar.engine.device`), from which all buffers come. A
+transfer starts after all that the device's queue held when it was started; ``wait`` returns once the queue has been told to
+wait for its end, which on host memory is when it has ended.
 
 Volume convention, in elements that member i of a group of p sends (b_i is its block of n elements under the
 "first blocks one larger" rule, c_j the count of member j):
@@ -31,11 +30,13 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from lbpar.errors import CommError
+from lbpar.engine.device import HOST, Device, Event
+from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
+from lbpar.transport.calls import Call
 
 Array = Any
-"""A 1-D contiguous array: ``numpy.ndarray`` today, an array on a device later."""
+"""A 1-D contiguous array of the device."""
 
 Reduction = Literal["sum", "max"]
 
@@ -104,36 +105,87 @@ class Counter:
 
 
 class Request(ABC):
-    """An operation that was started."""
+    """An operation that was started; holds on to its buffers until it is waited for.
 
-    @abstractmethod
+    Parameters
+    ----------
+    device : Device
+        Of the buffers.
+    keep : Any
+        Buffers that the transfer reads and writes.
+    result : Any
+        What `wait` returns.
+    """
+
+    def __init__(self, device: Device, keep: Any, result: Any) -> None:
+        self._device, self._keep, self._result = device, keep, result
+        self._waited = False
+
     def wait(self) -> Any:
-        """Finish the operation and return its result. Later calls return the same result."""
+        """Finish the operation, as far as the device's queue is concerned, and return its result. Later calls return the
+        same result."""
+        if not self._waited:
+            self._device.wait(self._finish())
+            self._waited, self._keep = True, None
+        return self._result
 
     @abstractmethod
     def test(self) -> bool:
         """Make progress without blocking; True once ``wait`` would return at once."""
+
+    @abstractmethod
+    def _finish(self) -> Event:
+        """Block as long as the host must; returns the event that ends the transfer, None if that has happened."""
 
 
 class Done(Request):
     """A request that was complete when it was made."""
 
     def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def wait(self) -> Any:
-        return self._result
+        super().__init__(HOST, None, result)
 
     def test(self) -> bool:
         return True
 
+    def _finish(self) -> Event:
+        return None
 
-class Transport(ABC):
-    """One rank's access to the other ranks of a grid.
 
-    In every array operation ``axes`` names the group: the ranks that share this rank's coordinates on all other axes
+class Control(ABC):
+    """One rank's access to the other ranks of a job by small Python objects. Everything is collective over all ranks."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The object of ``root``, on all ranks."""
+
+    @abstractmethod
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """The objects of all ranks in rank order on ``root``, None elsewhere."""
+
+    @abstractmethod
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """The objects of all ranks in rank order, on all ranks."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+
+    @abstractmethod
+    def abort(self, message: str) -> NoReturn:
+        """End the whole job at once, with ``message`` on standard error and a nonzero exit status; of one rank alone."""
+
+
+class Moves(ABC):
+    """Moves of arrays between the ranks of a grid.
+
+    In every operation ``axes`` names the group: the ranks that share this rank's coordinates on all other axes
     (``grid.group(axes, rank)``, in increasing rank order). The operation is collective over that group. ``tag`` is
     the name under which it is counted, and which errors show. Results may share memory with ``buf``.
+
+    A transport implements `_start`; what does not depend on how bytes travel is done here.
 
     Attributes
     ----------
@@ -143,6 +195,8 @@ class Transport(ABC):
         The grid of processes; ``grid.size == size``.
     counter : Counter
         What this rank sent.
+    device : Device
+        Where buffers come from: host memory, until another one is attached.
     own_cores : bool
         Whether all ranks are on one node, each with a core of its own: messages are then copies that their cores make.
     """
@@ -151,10 +205,25 @@ class Transport(ABC):
     size: int
     grid: Grid
     counter: Counter
+    device: Device = HOST
     own_cores: bool = False
+    name: str = "host"
 
-    @abstractmethod
-    def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
+    def attach(self, device: Device) -> None:
+        """Move arrays of ``device`` from now on. Collective over all ranks, before the first move.
+
+        Raises
+        ------
+        Unsupported
+            The transport moves arrays in host memory only.
+        """
+        if not device.host:
+            raise Unsupported(f"the {self.name} transport moves arrays in host memory, which the engine's are not.")
+        self.device = device
+
+    def allreduce(
+        self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "", blocking: bool = False
+    ) -> Request:
         """Reduce ``buf`` element by element over the group.
 
         Parameters
@@ -167,18 +236,19 @@ class Transport(ABC):
             The reduction.
         tag : str
             Name in counts and errors.
+        blocking : bool
+            It is waited for at once, by all members alike: libraries do that faster.
 
         Returns
         -------
         Request
             Result: ``buf``, shape (n,), the same on all members.
         """
+        call = Call("allreduce", tag, self._proper(axes), op=op, blocking=blocking)
+        check_buffer(buf, None, call)
+        call.dtype, call.counts = buf.dtype, (buf.size,)
+        return self._begin(call, buf, buf) if call.axes else Done(buf)
 
-    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
-        """`allreduce` started and waited for in one call, by all members alike: libraries do that faster."""
-        return self.allreduce(buf, axes, op, tag).wait()
-
-    @abstractmethod
     def reduce_scatter(
         self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""
     ) -> Request:
@@ -196,8 +266,10 @@ class Transport(ABC):
         Request
             Result: shape (counts[own place],).
         """
+        call = Call("reduce_scatter", tag, self._proper(axes), op=op, counts=counts)
+        self._check(call, buf, counts)
+        return self._begin(call, buf, None) if call.axes else Done(buf)
 
-    @abstractmethod
     def allgather(self, buf: Array, counts: Sequence[int], axes: Axes, tag: str = "") -> Request:
         """Join the members' parts.
 
@@ -212,8 +284,10 @@ class Transport(ABC):
         Request
             Result: shape (sum(counts),), parts in group order.
         """
+        call = Call("allgather", tag, self._proper(axes), counts=counts)
+        self._check(call, buf, counts, own=True)
+        return self._begin(call, buf, self.device.empty((sum(counts),), buf.dtype)) if call.axes else Done(buf)
 
-    @abstractmethod
     def alltoall(
         self, buf: Array, send_counts: Sequence[int], recv_counts: Sequence[int], axes: Axes, tag: str = ""
     ) -> Request:
@@ -231,8 +305,15 @@ class Transport(ABC):
         Request
             Result: shape (sum(recv_counts),), pieces in group order.
         """
+        call = Call("alltoall", tag, self._proper(axes))
+        group = self.group(call.axes)
+        check_counts(recv_counts, len(group), call)
+        self._check(call, buf, send_counts)
+        call.send = dict(zip(group, send_counts, strict=True))
+        call.recv = dict(zip(group, recv_counts, strict=True))
+        self._check_own(call)
+        return self._begin(call, buf, self.device.empty((sum(recv_counts),), buf.dtype)) if call.axes else Done(buf)
 
-    @abstractmethod
     def exchange(
         self, sends: Mapping[int, Array], recvs: Mapping[int, int], dtype: Any, axes: Axes, tag: str = ""
     ) -> Request:
@@ -254,26 +335,24 @@ class Transport(ABC):
         Request
             Result: dict of world rank to array, one for each key of ``recvs``.
         """
-
-    @abstractmethod
-    def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Small Python object of ``root``, on all ranks. Collective over all ranks, blocking."""
-
-    @abstractmethod
-    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Small Python objects of all ranks in rank order on ``root``, None elsewhere. Collective, blocking."""
-
-    @abstractmethod
-    def allgather_obj(self, obj: Any) -> list[Any]:
-        """Small Python objects of all ranks in rank order, on all ranks. Collective, blocking."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Return when all ranks have come here. Collective, blocking."""
-
-    @abstractmethod
-    def abort(self, message: str) -> NoReturn:
-        """End the whole job at once, with ``message`` on standard error and a nonzero exit status."""
+        call = Call("exchange", tag, self._proper(axes), np.dtype(dtype))
+        group = self.group(call.axes)
+        strange = sorted({*sends, *recvs}.difference(group))
+        if strange:
+            raise CommError(
+                f"{call.title}: rank {self.rank} names ranks {strange}, which are not in its group {list(group)}."
+            )
+        for r, buf in sends.items():
+            check_buffer(buf, None, call)
+            if buf.dtype != call.dtype:
+                raise CommError(f"{call.title}: rank {self.rank} sends {buf.dtype} to rank {r}, expected {call.dtype}.")
+        call.send, call.recv = {r: b.size for r, b in sends.items()}, dict(recvs)
+        self._check_own(call)
+        result = {
+            r: self.device.copy(sends[r]) if r == self.rank and r in sends else self.device.empty((n,), call.dtype)
+            for r, n in recvs.items()
+        }
+        return self._begin(call, sends, result) if call.axes else Done(result)
 
     def prepare(self, axes_sets: Iterable[Axes]) -> None:  # noqa: B027  most transports have nothing to prepare
         """Make the groups over these axes now, so that the first step does not pay for them. Collective, same order on
@@ -286,11 +365,43 @@ class Transport(ABC):
         """World ranks of this rank's group over ``axes``, increasing."""
         return self.grid.group(axes, self.rank)
 
+    @abstractmethod
+    def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
+        """Start an operation of several members, once ``after`` has happened.
 
-def block_sizes(n: int, parts: int) -> list[int]:
-    """Sizes of ``parts`` blocks of n elements, the first blocks one larger."""
-    q, r = divmod(n, parts)
-    return [q + (i < r) for i in range(parts)]
+        Parameters
+        ----------
+        call : Call
+            What is asked for, checked on this rank.
+        buf : array, for an exchange dict of world rank to array
+            What this rank gives.
+        out : array, for an exchange dict of world rank to array
+            Where its result goes (of an exchange, the piece for oneself is there already): for an allreduce ``buf`` itself,
+            None for a reduce-scatter, whose result may lie in ``buf``.
+        after : Event
+        """
+
+    def _begin(self, call: Call, buf: Any, out: Any) -> Request:
+        return self._start(call, buf, out, self.device.record())
+
+    def _proper(self, axes: Axes) -> Axes:
+        return proper_axes(self.grid, axes)
+
+    def _check(self, call: Call, buf: Array, counts: Sequence[int], own: bool = False) -> None:
+        """Refuse counts that do not fit the group, or a buffer that does not fit the counts."""
+        group = self.group(call.axes)
+        check_counts(counts, len(group), call)
+        check_buffer(buf, counts[group.index(self.rank)] if own else sum(counts), call)
+        call.dtype = buf.dtype
+
+    def _check_own(self, call: Call) -> None:
+        have, want = call.send.get(self.rank, 0), call.recv.get(self.rank, 0)
+        if have != want:
+            raise CommError(f"{call.title}: rank {self.rank} sends {have} elements to itself but expects {want}.")
+
+
+class Transport(Moves, Control):
+    """Both, as most of lbpar needs them. A device's own transport offers moves, and leaves control to another one."""
 
 
 def proper_axes(grid: Grid, axes: Axes) -> Axes:
@@ -301,45 +412,22 @@ def proper_axes(grid: Grid, axes: Axes) -> Axes:
     return tuple(a for a in sorted(set(axes)) if grid.sizes[a] > 1)
 
 
-def check_buffer(buf: Array, count: int | None, what: str) -> None:
+def check_buffer(buf: Array, count: int | None, call: Call) -> None:
     """Refuse a buffer that a transfer would read wrongly: not 1-D, not contiguous, or not ``count`` elements."""
     if getattr(buf, "ndim", None) != 1 or not buf.flags.c_contiguous:
         shape = getattr(buf, "shape", None)
         raise CommError(
-            f"{what}: got {type(buf).__name__} of shape {shape}, expected a 1-D contiguous array. "
+            f"{call.title}: got {type(buf).__name__} of shape {shape}, expected a 1-D contiguous array. "
             "Use numpy.ascontiguousarray(x).reshape(-1)."
         )
     if count is not None and buf.size != count:
-        raise CommError(f"{what}: the buffer holds {buf.size} elements, but its counts say {count}.")
+        raise CommError(f"{call.title}: the buffer holds {buf.size} elements, but its counts say {count}.")
 
 
-def check_counts(counts: Sequence[int], members: int, what: str) -> None:
+def check_counts(counts: Sequence[int], members: int, call: Call) -> None:
     """Refuse counts that do not fit the group."""
     if len(counts) != members or any(c < 0 for c in counts):
-        raise CommError(f"{what}: got counts {list(counts)}, expected {members} counts, none negative.")
-
-
-def sent_allreduce(n: int, place: int, members: int) -> tuple[int, int]:
-    """(messages, elements) that a member sends in an allreduce of n elements."""
-    b = block_sizes(n, members)[place]
-    return 2 * (members - 1), (n - b) + (members - 1) * b
-
-
-def sent_pieces(counts: Sequence[int], place: int) -> tuple[int, int]:
-    """(messages, elements) of a member that sends ``counts[j]`` to member j: reduce_scatter and alltoall."""
-    others = [c for j, c in enumerate(counts) if j != place and c]
-    return len(others), sum(others)
-
-
-def sent_allgather(own: int, members: int) -> tuple[int, int]:
-    """(messages, elements) of a member that sends its ``own`` elements to all others."""
-    return (members - 1 if own else 0), own * (members - 1)
-
-
-def sent_exchange(sends: Mapping[int, Array], rank: int) -> tuple[int, int]:
-    """(messages, elements) of a rank in an exchange."""
-    sizes = [a.size for r, a in sends.items() if r != rank and a.size]
-    return len(sizes), sum(sizes)
+        raise CommError(f"{call.title}: got counts {list(counts)}, expected {members} counts, none negative.")
 
 
 def reduce_into(out: np.ndarray, part: np.ndarray, op: Reduction) -> None:

@@ -16,7 +16,7 @@ from lbpar.errors import CommError
 from lbpar.layout.grid import Axes
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """One operation that one rank started.
 
@@ -26,22 +26,25 @@ class Call:
         Operation and name.
     axes : tuple of int
         Axes of the group, without those of size 1.
-    dtype, op : str
-        Element type and reduction, empty where there is none.
-    counts : tuple of int
+    dtype, op
+        Element type and reduction, None and empty where there is none.
+    counts : sequence of int
         Counts that must be the same on all members.
     send, recv : dict of world rank to int
         Elements that go to and are expected from single ranks; must mirror each other.
+    blocking : bool
+        Started and waited for in one call, by all members alike.
     """
 
     kind: str
     tag: str = ""
     axes: Axes = ()
-    dtype: str = ""
+    dtype: np.dtype[Any] | None = None
     op: str = ""
-    counts: tuple[int, ...] = ()
+    counts: Sequence[int] = ()
     send: dict[int, int] = field(default_factory=dict)
     recv: dict[int, int] = field(default_factory=dict)
+    blocking: bool = False
 
     @property
     def title(self) -> str:
@@ -50,22 +53,33 @@ class Call:
 
     def common(self) -> tuple[Any, ...]:
         """What must be equal on all members."""
-        return (self.kind, self.tag, self.axes, self.dtype, self.op, self.counts)
+        return (self.kind, self.tag, self.axes, self.dtype, self.op, tuple(self.counts), self.blocking)
+
+    def sent(self, group: Sequence[int], rank: int) -> tuple[int, int]:
+        """(messages, elements) that ``rank`` sends, by the convention of `lbpar.transport.base`."""
+        p, place = len(group), group.index(rank)
+        if self.kind == "allreduce":
+            b = block_sizes(self.counts[0], p)[place]
+            return 2 * (p - 1), (self.counts[0] - b) + (p - 1) * b
+        if self.kind == "allgather":
+            own = self.counts[place]
+            return (p - 1 if own else 0), own * (p - 1)
+        pieces = dict(zip(group, self.counts, strict=True)) if self.kind == "reduce_scatter" else self.send
+        others = [n for r, n in pieces.items() if r != rank and n]
+        return len(others), sum(others)
 
     def __str__(self) -> str:
-        facts = [self.dtype, self.op, f"axes {self.axes}"]
+        facts = ["" if self.dtype is None else self.dtype.name, self.op, f"axes {self.axes}"]
         if self.counts:
             shown = ", ".join(map(str, self.counts[:8])) + (", ..." if len(self.counts) > 8 else "")
             facts.append(f"counts ({shown})")
         return f"{self.title} [{', '.join(f for f in facts if f)}]"
 
 
-def array_call(
-    kind: str, tag: str, axes: Axes, dtype: Any, op: str = "", counts: Sequence[int] = (), **pairs: dict[int, int]
-) -> Call:
-    """A call on arrays; ``pairs`` are ``send`` and ``recv`` by world rank, zeros are dropped."""
-    clean = {k: {int(r): int(n) for r, n in v.items() if n} for k, v in pairs.items()}
-    return Call(kind, tag, axes, np.dtype(dtype).name, op, tuple(int(c) for c in counts), **clean)
+def block_sizes(n: int, parts: int) -> list[int]:
+    """Sizes of ``parts`` blocks of n elements, the first blocks one larger."""
+    q, r = divmod(n, parts)
+    return [q + (i < r) for i in range(parts)]
 
 
 def check_same(calls: Mapping[int, Call], where: str = "") -> None:

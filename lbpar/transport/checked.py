@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
 
+from lbpar.engine.device import Device, Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Axes
-from lbpar.transport.base import Array, Reduction, Request, Transport, check_counts, proper_axes
-from lbpar.transport.calls import Call, array_call, check_same
+from lbpar.transport.base import Request, Transport
+from lbpar.transport.calls import Call, check_same
 
 
 class CheckedTransport(Transport):
@@ -40,43 +41,16 @@ class CheckedTransport(Transport):
         self.inner = inner
         self.seconds = seconds
         self.rank, self.size, self.grid, self.counter = inner.rank, inner.size, inner.grid, inner.counter
-        self.own_cores = inner.own_cores
+        self.own_cores, self.device = inner.own_cores, inner.device
         self._order: dict[Axes, int] = {}
 
-    def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
-        self._compare(array_call("allreduce", tag, self._proper(axes), buf.dtype, op, (buf.size,)))
-        return self.inner.allreduce(buf, axes, op, tag)
+    def attach(self, device: Device) -> None:
+        self.inner.attach(device)
+        self.device = device
 
-    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
-        self._compare(array_call("allreduce_now", tag, self._proper(axes), buf.dtype, op, (buf.size,)))
-        return self.inner.allreduce_now(buf, axes, op, tag)
-
-    def reduce_scatter(
-        self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""
-    ) -> Request:
-        self._compare(array_call("reduce_scatter", tag, self._proper(axes), buf.dtype, op, counts))
-        return self.inner.reduce_scatter(buf, counts, axes, op, tag)
-
-    def allgather(self, buf: Array, counts: Sequence[int], axes: Axes, tag: str = "") -> Request:
-        self._compare(array_call("allgather", tag, self._proper(axes), buf.dtype, "", counts))
-        return self.inner.allgather(buf, counts, axes, tag)
-
-    def alltoall(
-        self, buf: Array, send_counts: Sequence[int], recv_counts: Sequence[int], axes: Axes, tag: str = ""
-    ) -> Request:
-        group = self.group(axes)
-        check_counts(send_counts, len(group), f"alltoall {tag!r}")
-        check_counts(recv_counts, len(group), f"alltoall {tag!r}")
-        send, recv = dict(zip(group, send_counts, strict=True)), dict(zip(group, recv_counts, strict=True))
-        self._compare(array_call("alltoall", tag, self._proper(axes), buf.dtype, send=send, recv=recv))
-        return self.inner.alltoall(buf, send_counts, recv_counts, axes, tag)
-
-    def exchange(
-        self, sends: Mapping[int, Array], recvs: Mapping[int, int], dtype: Any, axes: Axes, tag: str = ""
-    ) -> Request:
-        send = {r: b.size for r, b in sends.items()}
-        self._compare(array_call("exchange", tag, self._proper(axes), dtype, send=send, recv=dict(recvs)))
-        return self.inner.exchange(sends, recvs, dtype, axes, tag)
+    def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
+        self._compare(call)
+        return self.inner._start(call, buf, out, after)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         self._compare(Call("bcast", f"root {root}", self._proper(self.grid.axes)))
@@ -103,24 +77,21 @@ class CheckedTransport(Transport):
     def close(self) -> None:
         self.inner.close()
 
-    def _proper(self, axes: Axes) -> Axes:
-        return proper_axes(self.grid, axes)
-
     def _compare(self, call: Call) -> None:
         order = self._order.get(call.axes, 0)
         self._order[call.axes] = order + 1
         group = self.group(call.axes)
         if len(group) == 1:
-            check_same({self.rank: call})
             return
         text = np.frombuffer(_to_json(order, call), np.uint8)
+
+        def gather(mine: np.ndarray, counts: list[int]) -> np.ndarray:
+            request = self.inner.allgather(self.device.from_host(mine), counts, call.axes, "check")
+            return self.device.to_host(self._await(request, order, call, group))
+
         with self.counter.paused():
-            lengths = self._finish(
-                self.inner.allgather(np.array([text.size]), [1] * len(group), call.axes, "check"), order, call, group
-            )
-            joined = self._finish(
-                self.inner.allgather(text, lengths.tolist(), call.axes, "check"), order, call, group
-            ).tobytes()
+            lengths = gather(np.array([text.size]), [1] * len(group))
+            joined = gather(text, lengths.tolist()).tobytes()
         ends = np.cumsum(lengths)
         said = {
             r: _from_json(joined[e - n : e], call.axes) for r, e, n in zip(group, ends, lengths.tolist(), strict=True)
@@ -131,7 +102,7 @@ class CheckedTransport(Transport):
             raise CommError(f"{where}: ranks disagree on how many operations came before: {numbers}.")
         check_same({r: c for r, (_, c) in said.items()}, where)
 
-    def _finish(self, request: Request, order: int, call: Call, group: tuple[int, ...]) -> Any:
+    def _await(self, request: Request, order: int, call: Call, group: tuple[int, ...]) -> Any:
         deadline = time.monotonic() + self.seconds
         while not request.test():
             if time.monotonic() > deadline:
@@ -143,10 +114,12 @@ class CheckedTransport(Transport):
 
 
 def _to_json(order: int, call: Call) -> bytes:
-    facts = [order, call.kind, call.tag, call.dtype, call.op, call.counts, list(call.send.items())]
-    return json.dumps([*facts, list(call.recv.items())]).encode()
+    dtype = None if call.dtype is None else call.dtype.name
+    pairs = [[(r, n) for r, n in pairs.items() if n] for pairs in (call.send, call.recv)]
+    return json.dumps([order, call.kind, call.tag, dtype, call.op, list(call.counts), *pairs, call.blocking]).encode()
 
 
 def _from_json(text: bytes, axes: Axes) -> tuple[int, Call]:
-    order, kind, tag, dtype, op, counts, send, recv = json.loads(text)
-    return order, Call(kind, tag, axes, dtype, op, tuple(counts), dict(send), dict(recv))
+    order, kind, tag, dtype, op, counts, send, recv, blocking = json.loads(text)
+    dtype = None if dtype is None else np.dtype(dtype)
+    return order, Call(kind, tag, axes, dtype, op, tuple(counts), dict(send), dict(recv), blocking)

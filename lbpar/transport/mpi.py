@@ -24,31 +24,17 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
+from lbpar.engine.device import Event
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import (
-    Array,
-    Counter,
-    Done,
-    Reduction,
-    Request,
-    Transport,
-    check_buffer,
-    check_counts,
-    proper_axes,
-    reduce_into,
-    sent_allgather,
-    sent_allreduce,
-    sent_exchange,
-    sent_pieces,
-)
-from lbpar.transport.single import copy_to_self
+from lbpar.transport.base import Array, Counter, Done, Request, Transport, proper_axes, reduce_into
+from lbpar.transport.calls import Call
 from lbpar.transport.watch import Watch
 
 LIMIT = 2**31 - 1
@@ -71,14 +57,14 @@ LOOKS = 20
 NAP = 1e-4
 """Seconds of sleep between looks of a patient wait."""
 
-CROWD = 8
+OVERSUBSCRIBED = 8
 """Ranks per core from which on a wait that sleeps beats MPICH's own, measured on 2 cores (docs/mpi.md)."""
 
 _DTYPES = frozenset("?bBhHiIlLqQfdFD")
 
 
 class MpiTransport(Transport):
-    """The transport of one MPI process. Making one is collective over ``comm``.
+    """The transport of one MPI process, for arrays in host memory. Making one is collective over ``comm``.
 
     Parameters
     ----------
@@ -91,13 +77,15 @@ class MpiTransport(Transport):
     watch : Watch, optional
         Told about every operation, to find a job that hangs.
     patient : bool, optional
-        Sleep while waiting; default: on nodes with more ranks than cores (Open MPI), or ``CROWD`` times as many.
+        Sleep while waiting; default: on nodes with more ranks than cores (Open MPI), or ``OVERSUBSCRIBED`` times as many.
 
     Raises
     ------
     CommError
         The grid does not have as many processes as ``comm``, or MPI has been finalized.
     """
+
+    name = "MPI"
 
     def __init__(
         self,
@@ -122,14 +110,14 @@ class MpiTransport(Transport):
         self.counter = Counter()
         self._limit = limit
         self._watch = watch
-        with self._busy("all ranks to connect"):
+        with self._blocking("all ranks to connect"):
             self._comm = comm.Dup()
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
             ranks, cores = node_share(self._comm)
-        crowd = ranks / cores
-        self.own_cores = ranks == self.size and crowd <= 1
+        per_core = ranks / cores
+        self.own_cores = ranks == self.size and per_core <= 1
         if patient is None:
-            patient = crowd > 1 if self._mpi.get_vendor()[0] == "Open MPI" else crowd >= CROWD
+            patient = per_core > 1 if self._mpi.get_vendor()[0] == "Open MPI" else per_core >= OVERSUBSCRIBED
         self._patient = patient
         self._comms: dict[Axes, Any] = {}
         self._order: dict[Axes, int] = {}
@@ -139,167 +127,89 @@ class MpiTransport(Transport):
         for axes in axes_sets:
             self._group_comm(proper_axes(self.grid, axes))
 
-    def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
-        what = f"allreduce {tag!r}"
-        comm = self._summing(buf, axes, tag, what)
-        if comm is None:
+    def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
+        assert call.dtype is not None
+        if call.dtype.char not in _DTYPES:
+            raise Unsupported(f"{call.title}: MPI has no type for {call.dtype}; send float32 or float64.")
+        group = self.group(call.axes)
+        comm = self._group_comm(call.axes)
+        messages, elements = call.sent(group, self.rank)
+        self.counter.add(call.kind, call.tag, messages, elements * call.dtype.itemsize)
+        start = getattr(self, f"_{call.kind}")
+        request: Request = start(call, comm, group.index(self.rank), buf, out)
+        return request
+
+    def _allreduce(self, call: Call, comm: Any, place: int, buf: Array, out: Array) -> Request:
+        parts, op = _chunks(buf, min(self._limit, SUM_CHUNK)), self._op(call)
+        if call.blocking and not self._patient:
+            with self._blocking(call.title):
+                for part in parts:
+                    comm.Allreduce(self._mpi.IN_PLACE, part, op)
             return Done(buf)
-        with self._errors(what):
-            requests = [comm.Iallreduce(self._mpi.IN_PLACE, part, self._op(op)) for part in self._long(buf)]
-        return _MpiRequest(self, what, requests, buf)
+        with self._errors(call.title):
+            return _MpiRequest(self, call, [comm.Iallreduce(self._mpi.IN_PLACE, p, op) for p in parts], buf, buf)
 
-    def allreduce_now(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Array:
-        if self._patient:
-            return super().allreduce_now(buf, axes, op, tag)
-        what = f"allreduce {tag!r}"
-        comm = self._summing(buf, axes, tag, what)
-        if comm is not None:
-            with self._busy(what):
-                for part in self._long(buf):
-                    comm.Allreduce(self._mpi.IN_PLACE, part, self._op(op))
-        return buf
-
-    def _summing(self, buf: Array, axes: Axes, tag: str, what: str) -> Any:
-        """The communicator of an allreduce that is checked and counted; None for a group of one."""
-        check_buffer(buf, None, what)
-        axes = proper_axes(self.grid, axes)
-        if not axes:
-            return None
-        self._check_dtype(buf.dtype, what)
-        comm, group = self._group_comm(axes), self.group(axes)
-        self._count("allreduce", tag, buf, sent_allreduce(buf.size, group.index(self.rank), len(group)))
-        return comm
-
-    def _long(self, buf: Array) -> list[np.ndarray]:
-        return _chunks(buf, min(self._limit, SUM_CHUNK))
-
-    def reduce_scatter(
-        self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""
-    ) -> Request:
-        what = f"reduce_scatter {tag!r}"
-        axes = proper_axes(self.grid, axes)
-        check_counts(counts, self.grid.ways(axes), what)
-        check_buffer(buf, sum(counts), what)
-        if not axes:
-            return Done(buf)
-        self._check_dtype(buf.dtype, what)
-        comm, place = self._group_comm(axes), self.group(axes).index(self.rank)
-        self._count("reduce_scatter", tag, buf, sent_pieces(counts, place))
-        pieces = _pieces(buf, counts)
-        if buf.nbytes >= PAIRWISE * len(counts):
-            result = pieces[place]
-            arrived = [np.empty(0 if i == place else result.size, buf.dtype) for i in range(len(counts))]
-            requests = self._messages(axes, what, pieces, arrived, place)
+    def _reduce_scatter(self, call: Call, comm: Any, place: int, buf: Array, out: None) -> Request:
+        pieces, op = _pieces(buf, call.counts), self._op(call)
+        own = pieces[place]
+        if buf.nbytes >= PAIRWISE * len(pieces):
+            arrived = [self.device.empty((0 if p is own else own.size,), buf.dtype) for p in pieces]
+            requests = self._messages(call, comm, pieces, arrived, place)
 
             def add() -> None:
-                for i, part in enumerate(arrived):
-                    if i != place:
-                        reduce_into(result, part, op)
+                for part in arrived:
+                    if part.size:
+                        reduce_into(own, part, "sum" if call.op == "sum" else "max")
 
-            return _MpiRequest(self, what, requests, result, keep=buf, then=add)
-        with self._errors(what):
+            return _MpiRequest(self, call, requests, (buf, arrived), own, then=add)
+        with self._errors(call.title):
             if buf.size <= self._limit:
-                result = np.empty(counts[place], buf.dtype)
-                requests = [comm.Ireduce_scatter(buf, result, list(counts), self._op(op))] if buf.size else []
-                return _MpiRequest(self, what, requests, result, keep=buf)
+                result = self.device.empty((own.size,), buf.dtype)
+                requests = [comm.Ireduce_scatter(buf, result, list(call.counts), op)] if buf.size else []
+                return _MpiRequest(self, call, requests, buf, result)
             requests = []
             for root, piece in enumerate(pieces):
                 for part in _chunks(piece, self._limit):
                     send, recv = (self._mpi.IN_PLACE, part) if root == place else (part, None)
-                    requests.append(comm.Ireduce(send, recv, self._op(op), root))
-        return _MpiRequest(self, what, requests, pieces[place])
+                    requests.append(comm.Ireduce(send, recv, op, root))
+        return _MpiRequest(self, call, requests, buf, own)
 
-    def allgather(self, buf: Array, counts: Sequence[int], axes: Axes, tag: str = "") -> Request:
-        what = f"allgather {tag!r}"
-        axes = proper_axes(self.grid, axes)
-        group = self.group(axes)
-        place = group.index(self.rank)
-        check_counts(counts, len(group), what)
-        check_buffer(buf, counts[place], what)
-        if not axes:
-            return Done(buf)
-        self._check_dtype(buf.dtype, what)
-        comm = self._group_comm(axes)
-        self._count("allgather", tag, buf, sent_allgather(counts[place], len(group)))
-        result = np.empty(sum(counts), buf.dtype)
-        with self._errors(what):
-            if result.size <= self._limit:
-                requests = [comm.Iallgatherv(buf, [result, list(counts)])] if result.size else []
-                return _MpiRequest(self, what, requests, result, keep=buf)
-            pieces = _pieces(result, counts)
+    def _allgather(self, call: Call, comm: Any, place: int, buf: Array, out: Array) -> Request:
+        with self._errors(call.title):
+            if out.size <= self._limit:
+                requests = [comm.Iallgatherv(buf, [out, list(call.counts)])] if out.size else []
+                return _MpiRequest(self, call, requests, buf, out)
+            pieces = _pieces(out, call.counts)
             pieces[place][:] = buf
             requests = [
                 comm.Ibcast(part, root) for root, piece in enumerate(pieces) for part in _chunks(piece, self._limit)
             ]
-        return _MpiRequest(self, what, requests, result)
+        return _MpiRequest(self, call, requests, buf, out)
 
-    def alltoall(
-        self, buf: Array, send_counts: Sequence[int], recv_counts: Sequence[int], axes: Axes, tag: str = ""
-    ) -> Request:
-        what = f"alltoall {tag!r}"
-        axes = proper_axes(self.grid, axes)
-        group = self.group(axes)
-        place = group.index(self.rank)
-        check_counts(send_counts, len(group), what)
-        check_counts(recv_counts, len(group), what)
-        check_buffer(buf, sum(send_counts), what)
-        if send_counts[place] != recv_counts[place]:
-            raise CommError(
-                f"{what}: rank {self.rank} sends {send_counts[place]} elements to itself but expects "
-                f"{recv_counts[place]}."
-            )
-        if not axes:
-            return Done(buf)
-        self._check_dtype(buf.dtype, what)
-        self._count("alltoall", tag, buf, sent_pieces(send_counts, place))
-        result = np.empty(sum(recv_counts), buf.dtype)
-        sends, recvs = _pieces(buf, send_counts), _pieces(result, recv_counts)
+    def _alltoall(self, call: Call, comm: Any, place: int, buf: Array, out: Array) -> Request:
+        sends, recvs = _pieces(buf, list(call.send.values())), _pieces(out, list(call.recv.values()))
         recvs[place][:] = sends[place]
-        requests = self._messages(axes, what, sends, recvs, place)
-        return _MpiRequest(self, what, requests, result, keep=buf)
+        return _MpiRequest(self, call, self._messages(call, comm, sends, recvs, place), buf, out)
 
-    def exchange(
-        self, sends: Mapping[int, Array], recvs: Mapping[int, int], dtype: Any, axes: Axes, tag: str = ""
-    ) -> Request:
-        what = f"exchange {tag!r}"
-        axes = proper_axes(self.grid, axes)
-        if not axes:
-            return Done(copy_to_self(sends, recvs, dtype, self.rank, what))
-        group = self.group(axes)
-        dtype = np.dtype(dtype)
-        self._check_dtype(dtype, what)
-        strange = sorted((set(sends) | set(recvs)) - set(group))
-        if strange:
-            raise CommError(f"{what}: rank {self.rank} names ranks {strange}, not in its group {list(group)}.")
-        for r, buf in sends.items():
-            check_buffer(buf, None, what)
-            if buf.dtype != dtype:
-                raise CommError(f"{what}: rank {self.rank} sends {buf.dtype} to rank {r}, expected {dtype}.")
-        own = {self.rank: sends[self.rank]} if self.rank in sends else {}
-        result = {r: np.empty(n, dtype) for r, n in recvs.items()}
-        result.update(copy_to_self(own, {r: n for r, n in recvs.items() if r == self.rank}, dtype, self.rank, what))
-        messages, elements = sent_exchange(sends, self.rank)
-        self.counter.add("exchange", tag, messages, elements * dtype.itemsize)
-        nothing = np.empty(0, dtype)
-        out = [sends.get(r, nothing) for r in group]
-        into = [result.get(r, nothing) for r in group]
-        requests = self._messages(axes, what, out, into, group.index(self.rank))
-        return _MpiRequest(self, what, requests, result, keep=out)
+    def _exchange(self, call: Call, comm: Any, place: int, buf: dict[int, Array], out: dict[int, Array]) -> Request:
+        group, nothing = self.group(call.axes), np.empty(0, call.dtype)
+        sends, recvs = ([arrays.get(r, nothing) for r in group] for arrays in (buf, out))
+        return _MpiRequest(self, call, self._messages(call, comm, sends, recvs, place), buf, out)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        with self._busy("bcast"):
+        with self._blocking("bcast"):
             return self._comm.bcast(obj, root)
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
-        with self._busy("gather"):
+        with self._blocking("gather"):
             return self._comm.gather(obj, root)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        with self._busy("allgather_obj"):
+        with self._blocking("allgather_obj"):
             return self._comm.allgather(obj)
 
     def barrier(self) -> None:
-        with self._busy("barrier"):
+        with self._blocking("barrier"):
             self._comm.Barrier()
 
     def abort(self, message: str) -> NoReturn:
@@ -319,7 +229,7 @@ class MpiTransport(Transport):
         if self._closed:
             raise CommError(f"rank {self.rank}: the transport is closed.")
         if axes not in self._comms:
-            with self._busy(f"making the group over axes {axes}"):
+            with self._blocking(f"making the group over axes {axes}"):
                 world = self._comm.Get_group()
                 members = world.Incl(list(self.group(axes)))
                 # A tag of its own per set of axes: two groups that share members are told apart while being made.
@@ -330,16 +240,13 @@ class MpiTransport(Transport):
             self._comms[axes] = comm
         return self._comms[axes]
 
-    def _messages(
-        self, axes: Axes, what: str, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], place: int
-    ) -> list[Any]:
+    def _messages(self, call: Call, comm: Any, sends: Sequence[Array], recvs: Sequence[Array], place: int) -> list[Any]:
         """Start the messages between this member and all others; chunks of one piece arrive in the order sent."""
-        comm = self._group_comm(axes)
-        order = self._order.get(axes, 0)
-        self._order[axes] = order + 1
+        order = self._order.get(call.axes, 0)
+        self._order[call.axes] = order + 1
         # All members number their exchanges alike, so two outstanding ones of a pair never meet.
         tag = order % TAGS
-        with self._errors(what):
+        with self._errors(call.title):
             requests = [
                 comm.Irecv(part, i, tag)
                 for i, piece in enumerate(recvs)
@@ -354,15 +261,8 @@ class MpiTransport(Transport):
             ]
         return requests
 
-    def _op(self, op: Reduction) -> Any:
-        return self._mpi.SUM if op == "sum" else self._mpi.MAX
-
-    def _count(self, kind: str, tag: str, buf: np.ndarray, sent: tuple[int, int]) -> None:
-        self.counter.add(kind, tag, sent[0], sent[1] * buf.dtype.itemsize)
-
-    def _check_dtype(self, dtype: np.dtype, what: str) -> None:
-        if dtype.char not in _DTYPES:
-            raise Unsupported(f"{what}: MPI has no type for {dtype}; send float32 or float64.")
+    def _op(self, call: Call) -> Any:
+        return self._mpi.SUM if call.op == "sum" else self._mpi.MAX
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -372,7 +272,7 @@ class MpiTransport(Transport):
             raise CommError(f"rank {self.rank}: {what}: MPI reports {e.Get_error_string()!r}.") from e
 
     @contextmanager
-    def _busy(self, what: str) -> Iterator[None]:
+    def _blocking(self, what: str) -> Iterator[None]:
         if self._watch is not None:
             self._watch.enter(what)
         try:
@@ -386,35 +286,34 @@ class MpiTransport(Transport):
 class _MpiRequest(Request):
     """MPI requests that together make one operation.
 
-    ``keep`` holds the buffers that MPI still reads; ``then`` is what is left to do when all has arrived.
+    ``then`` is what is left to do when all has arrived.
     """
 
     def __init__(
         self,
         transport: MpiTransport,
-        what: str,
+        call: Call,
         requests: list[Any],
+        keep: Any,
         result: Any,
-        keep: Any = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        self._transport, self._what = transport, what
-        self._requests, self._result, self._keep, self._then = requests, result, keep, then
+        super().__init__(transport.device, keep, result)
+        self._transport, self._call, self._requests, self._then = transport, call, requests, then
 
-    def wait(self) -> Any:
+    def _finish(self) -> Event:
         if self._requests:
-            with self._transport._busy(self._what):
-                self._finish()
+            with self._transport._blocking(self._call.title):
+                self._wait()
         self._done()
-        return self._result
 
     def _done(self) -> None:
         then, self._then = self._then, None
-        self._requests, self._keep = [], None
+        self._requests = []
         if then is not None:
             then()
 
-    def _finish(self) -> None:
+    def _wait(self) -> None:
         mpi = self._transport._mpi
         if self._transport._patient:
             for _ in range(LOOKS):
@@ -427,7 +326,7 @@ class _MpiRequest(Request):
 
     def test(self) -> bool:
         if self._requests:
-            with self._transport._errors(self._what):
+            with self._transport._errors(self._call.title):
                 if not self._transport._mpi.Request.Testall(self._requests):
                     return False
         self._done()

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from lbpar.errors import ConfigError, LbparError
-from lbpar.transport.base import Transport
+from lbpar.transport.base import Control
 
 SHOWN = 60
 """Longest text of a value that a message shows; a digest is longer."""
 
 
 @contextmanager
-def together(transport: Transport) -> Iterator[None]:
+def together(control: Control) -> Iterator[None]:
     """Inside this block an error of one rank is an error of all, with the same message. Collective over all ranks.
 
     Nothing inside may communicate: a rank that failed would not take part.
@@ -31,7 +31,7 @@ def together(transport: Transport) -> Iterator[None]:
         yield
     except LbparError as e:
         error = e
-    told = transport.allgather_obj(None if error is None else (type(error), str(error)))
+    told = control.allgather_obj(None if error is None else (type(error), str(error)))
     failed = [(rank, what) for rank, what in enumerate(told) if what is not None]
     if not failed:
         return
@@ -40,12 +40,12 @@ def together(transport: Transport) -> Iterator[None]:
     raise kind(text if alike else f"rank {rank}: {text}") from None
 
 
-def check_alike(transport: Transport, facts: Mapping[str, object]) -> None:
+def check_alike(control: Control, facts: Mapping[str, object]) -> None:
     """Refuse ranks that are about to do different things. Collective over all ranks.
 
     Parameters
     ----------
-    transport : Transport
+    control : Control
     facts : mapping of str to object
         What must be the same on all ranks, by name; compared by ``repr``, memory addresses aside.
 
@@ -54,12 +54,12 @@ def check_alike(transport: Transport, facts: Mapping[str, object]) -> None:
     ConfigError
         Names the first fact that differs and the ranks that differ from most; the same on all ranks.
     """
-    if transport.size == 1:
+    if control.size == 1:
         return
     mine = {name: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)) for name, value in facts.items()}
-    if len(set(transport.allgather_obj(_digest(repr(mine))))) == 1:
+    if len(set(control.allgather_obj(_digest(repr(mine))))) == 1:
         return
-    everyone = transport.allgather_obj({n: t if len(t) <= SHOWN else _digest(t) for n, t in mine.items()})
+    everyone = control.allgather_obj({n: t if len(t) <= SHOWN else _digest(t) for n, t in mine.items()})
     for name in dict.fromkeys(n for theirs in everyone for n in theirs):
         values = [theirs.get(name, "nothing") for theirs in everyone]
         usual, _ = Counter(values).most_common(1)[0]

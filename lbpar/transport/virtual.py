@@ -18,27 +18,16 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from lbpar.engine.device import Event
 from lbpar.errors import CommError
-from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import (
-    Array,
-    Counter,
-    Done,
-    Reduction,
-    Request,
-    Transport,
-    block_sizes,
-    check_buffer,
-    check_counts,
-    proper_axes,
-    reduce_into,
-)
-from lbpar.transport.calls import Call, array_call, check_same
-from lbpar.transport.single import copy_to_self
+from lbpar.layout.grid import Grid
+from lbpar.transport.base import Counter, Request, Transport, reduce_into
+from lbpar.transport.calls import Call, block_sizes, check_same
 
 T = TypeVar("T")
 
@@ -60,7 +49,7 @@ class VirtualWorld:
         self.transports = [VirtualTransport(self, r) for r in range(grid.size)]
         self._meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
         self._last: dict[int, Call] = {}
-        self._turns: _Turns | None = None
+        self._threads: _RoundRobin | None = None
 
     def transport(self, rank: int) -> VirtualTransport:
         """The transport of one rank."""
@@ -75,11 +64,11 @@ class VirtualWorld:
             The first exception that a rank raised by itself; if ranks only wait for each other, the
             CommError of the lowest of them.
         """
-        self._turns = _Turns(self.grid.size)
+        self._threads = _RoundRobin(self.grid.size)
         try:
-            return self._turns.run([lambda t=t: function(t) for t in self.transports])  # type: ignore[misc]
+            return self._threads.run([lambda t=t: function(t) for t in self.transports])  # type: ignore[misc]
         finally:
-            self._turns = None
+            self._threads = None
 
     def check_idle(self) -> None:
         """Raise CommError if an operation was started but not finished by all members (a test's last line)."""
@@ -94,15 +83,17 @@ class VirtualWorld:
         self._last[rank] = call
         return meeting
 
-    def _copy(self, piece: np.ndarray, source: int, target: int, call: Call, empty_too: bool = False) -> np.ndarray:
+    def _pass(self, piece: np.ndarray, source: int, target: int, call: Call, empty_too: bool = False) -> np.ndarray:
         """The one place where data passes from rank to rank, and where it is counted."""
         if source != target and (piece.size or empty_too):
             self.transports[source].counter.add(call.kind, call.tag, 1, piece.nbytes)
-        return piece.copy()
+        return piece
 
 
 class VirtualTransport(Transport):
     """One rank of a virtual world. Made by ``VirtualWorld``."""
+
+    name = "virtual"
 
     def __init__(self, world: VirtualWorld, rank: int) -> None:
         self.world = world
@@ -111,92 +102,40 @@ class VirtualTransport(Transport):
         self.counter = Counter()
         self._order: dict[tuple[int, ...], int] = {}
 
-    def allreduce(self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "") -> Request:
-        check_buffer(buf, None, f"allreduce {tag!r}")
-        axes = proper_axes(self.grid, axes)
-        if not axes:
-            return Done(buf)
-        return self._post(array_call("allreduce", tag, axes, buf.dtype, op, (buf.size,)), [buf])
-
-    def reduce_scatter(
-        self, buf: Array, counts: Sequence[int], axes: Axes, op: Reduction = "sum", tag: str = ""
-    ) -> Request:
-        axes = proper_axes(self.grid, axes)
-        check_counts(counts, self.grid.ways(axes), f"reduce_scatter {tag!r}")
-        check_buffer(buf, sum(counts), f"reduce_scatter {tag!r}")
-        if not axes:
-            return Done(buf)
-        return self._post(array_call("reduce_scatter", tag, axes, buf.dtype, op, counts), [buf])
-
-    def allgather(self, buf: Array, counts: Sequence[int], axes: Axes, tag: str = "") -> Request:
-        axes = proper_axes(self.grid, axes)
-        place = self.group(axes).index(self.rank)
-        check_counts(counts, self.grid.ways(axes), f"allgather {tag!r}")
-        check_buffer(buf, counts[place], f"allgather {tag!r}")
-        if not axes:
-            return Done(buf)
-        return self._post(array_call("allgather", tag, axes, buf.dtype, "", counts), [buf])
-
-    def alltoall(
-        self, buf: Array, send_counts: Sequence[int], recv_counts: Sequence[int], axes: Axes, tag: str = ""
-    ) -> Request:
-        axes = proper_axes(self.grid, axes)
-        group = self.group(axes)
-        check_counts(send_counts, len(group), f"alltoall {tag!r}")
-        check_counts(recv_counts, len(group), f"alltoall {tag!r}")
-        check_buffer(buf, sum(send_counts), f"alltoall {tag!r}")
-        send, recv = dict(zip(group, send_counts, strict=True)), dict(zip(group, recv_counts, strict=True))
-        call = array_call("alltoall", tag, axes, buf.dtype, send=send, recv=recv)
-        if not axes:
-            check_same({self.rank: call})
-            return Done(buf)
-        return self._post(call, [buf])
-
-    def exchange(
-        self, sends: Mapping[int, Array], recvs: Mapping[int, int], dtype: Any, axes: Axes, tag: str = ""
-    ) -> Request:
-        axes = proper_axes(self.grid, axes)
-        what = f"exchange {tag!r}"
-        if not axes:
-            return Done(copy_to_self(sends, recvs, dtype, self.rank, what))
-        for r, buf in sends.items():
-            check_buffer(buf, None, what)
-            if buf.dtype != np.dtype(dtype):
-                raise CommError(f"{what}: rank {self.rank} sends {buf.dtype} to rank {r}, expected {np.dtype(dtype)}.")
-        send = {r: b.size for r, b in sends.items()}
-        call = array_call("exchange", tag, axes, dtype, send=send, recv=dict(recvs))
-        return self._post(call, sends, tuple(recvs))
-
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        request = self._post(Call("bcast", f"root {root}", self.grid.axes), [_pack(obj if self.rank == root else None)])
+        request = self._post(Call("bcast", f"root {root}", self.grid.axes), _pack(obj if self.rank == root else None))
         if self.rank == root:
             request.leave()
             return obj
         return pickle.loads(request.wait()[root])
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
-        request = self._post(Call("gather", f"root {root}", self.grid.axes), [_pack(obj)])
+        request = self._post(Call("gather", f"root {root}", self.grid.axes), _pack(obj))
         if self.rank != root:
             request.leave()
             return None
-        return [pickle.loads(b) for b in request.wait()]
+        return [pickle.loads(b) for b in _ordered(request.wait())]
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        return [pickle.loads(b) for b in self._post(Call("allgather_obj", "", self.grid.axes), [_pack(obj)]).wait()]
+        found = self._post(Call("allgather_obj", "", self.grid.axes), _pack(obj)).wait()
+        return [pickle.loads(b) for b in _ordered(found)]
 
     def barrier(self) -> None:
-        self._post(Call("barrier", "", self.grid.axes), [b""]).wait()
+        self._post(Call("barrier", "", self.grid.axes), b"").wait()
 
     def abort(self, message: str) -> NoReturn:
         raise CommError(f"rank {self.rank} aborted the job: {message}")
 
-    def _post(self, call: Call, bufs: Any, wanted: Sequence[int] = ()) -> _VirtualRequest:
+    def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
+        return self._post(call, buf, out)
+
+    def _post(self, call: Call, buf: Any, out: Any = None) -> _VirtualRequest:
         group = self.group(call.axes)
         order = self._order.get(group, 0)
         self._order[group] = order + 1
         meeting = self.world._meet(self.rank, call, group, order)
-        meeting.post(self.rank, call, bufs, wanted)
-        return _VirtualRequest(self.rank, meeting)
+        meeting.post(self.rank, call, buf, out)
+        return _VirtualRequest(self, meeting, buf, out)
 
 
 class _Meeting:
@@ -206,15 +145,19 @@ class _Meeting:
         self.world, self.key, self.group = world, key, key[0]
         self.calls: dict[int, Call] = {}
         self.bufs: dict[int, Any] = {}
-        self.wanted: dict[int, Sequence[int]] = {}
+        self.outs: dict[int, Any] = {}
         self.copies: dict[int, list[np.ndarray]] = {}
-        self.results: dict[int, Any] | None = None
+        self.done = False
         self.taken: set[int] = set()
 
-    def post(self, rank: int, call: Call, bufs: Any, wanted: Sequence[int]) -> None:
-        self.calls[rank], self.bufs[rank], self.wanted[rank] = call, bufs, wanted
+    def post(self, rank: int, call: Call, buf: Any, out: Any) -> None:
+        self.calls[rank], self.bufs[rank] = call, buf
+        # Sums appear in a buffer only when its rank waits for them, as with MPI at its worst.
+        self.outs[rank] = (
+            self.world.transports[rank].device.empty(buf.shape, buf.dtype) if call.kind == "allreduce" else out
+        )
         if self.world.strict:
-            self.copies[rank] = [b.copy() for b in _arrays(bufs)]
+            self.copies[rank] = [b.copy() for b in _arrays(buf)]
 
     def ready(self, rank: int) -> bool:
         """Everyone ``rank`` needs has come. A broadcast needs only its root."""
@@ -238,22 +181,24 @@ class _Meeting:
 
     def take(self, rank: int) -> Any:
         """The result of ``rank``; its buffers are overwritten only now."""
+        call = self.calls[rank]
         if self.world.strict and any(
             a.tobytes() != b.tobytes() for a, b in zip(_arrays(self.bufs[rank]), self.copies.get(rank, ()), strict=True)
         ):
-            raise CommError(f"{self.calls[rank]}: rank {rank} changed a buffer between start and wait.")
-        if len(self.calls) < len(self.group):  # a broadcast whose root has come
-            self.leave(rank)
-            return {r: b[0] for r, b in self.bufs.items()}
-        if self.results is None:
+            raise CommError(f"{call}: rank {rank} changed a buffer between start and wait.")
+        if not self.done and len(self.calls) == len(self.group):  # a broadcast needs its root alone
             check_same(self.calls, f"operation {self.key[1]} of group {list(self.group)}")
-            self.results = self._perform(self.calls[rank])
+            perform = getattr(self, f"_{call.kind}", None)  # control has all that it needs in `bufs`
+            if perform is not None:
+                perform(call)
+            self.done = True
         self.leave(rank)
-        result = self.results[rank]
-        if self.calls[rank].kind == "allreduce":
-            self.bufs[rank][0][:] = result
-            return self.bufs[rank][0]
-        return result
+        if call.dtype is None:
+            return self.bufs
+        if call.kind == "allreduce":
+            self.bufs[rank][:] = self.outs[rank]
+            return self.bufs[rank]
+        return self.outs[rank]
 
     def leave(self, rank: int) -> None:
         """``rank`` needs nothing more of this operation."""
@@ -261,99 +206,73 @@ class _Meeting:
         if len(self.taken) == len(self.group):
             self.world._meetings.pop(self.key, None)
 
-    def _perform(self, call: Call) -> dict[int, Any]:
-        if call.kind == "allreduce":
-            return self._allreduce(call)
-        if call.kind == "reduce_scatter":
-            return self._reduce_scatter(call, call.counts, False)
-        if call.kind == "allgather":
-            parts = {r: self.bufs[r][0] for r in self.group}
-            return {t: np.concatenate([self._copy(parts[s], s, t, call) for s in self.group]) for t in self.group}
-        if call.kind == "alltoall":
-            return self._alltoall(call)
-        if call.kind == "exchange":
-            return self._exchange(call)
-        everything = {r: self.bufs[r][0] for r in self.group}
-        if call.kind == "bcast":
-            return {r: everything for r in self.group}
-        return {r: list(everything.values()) for r in self.group}
-
-    def _copy(self, piece: np.ndarray, source: int, target: int, call: Call, empty_too: bool = False) -> np.ndarray:
-        return self.world._copy(piece, source, target, call, empty_too)
-
-    def _allreduce(self, call: Call) -> dict[int, Any]:
+    def _allreduce(self, call: Call) -> None:
         # Direct reduce-scatter, then allgather. Empty blocks travel as well: the convention counts 2 (p - 1) messages.
-        blocks = self._reduce_scatter(call, block_sizes(call.counts[0], len(self.group)), True)
-        return {
-            t: np.concatenate([self._copy(blocks[s], s, t, call, empty_too=True) for s in self.group])
-            for t in self.group
-        }
-
-    def _reduce_scatter(self, call: Call, counts: Sequence[int], empty_too: bool) -> dict[int, Any]:
-        out, start = {}, 0
-        for target, n in zip(self.group, counts, strict=True):
-            total = None
-            for source in self.group:
-                part = self._copy(self.bufs[source][0][start : start + n], source, target, call, empty_too)
-                if total is None:
-                    total = part
-                else:
-                    reduce_into(total, part, "sum" if call.op == "sum" else "max")
-            out[target] = total
-            start += n
-        return out
-
-    def _alltoall(self, call: Call) -> dict[int, Any]:
-        pieces: dict[int, list[np.ndarray]] = {t: [] for t in self.group}
-        for source in self.group:
-            start = 0
+        sizes = block_sizes(call.counts[0], len(self.group))
+        for owner, part in zip(self.group, _slices(sizes), strict=True):
+            total = self._reduced(call, part, owner, True)
             for target in self.group:
-                n = self.calls[source].send.get(target, 0)
-                pieces[target].append(self._copy(self.bufs[source][0][start : start + n], source, target, call))
-                start += n
-        return {t: np.concatenate(p) for t, p in pieces.items()}
+                self.outs[target][part] = self.world._pass(total, owner, target, call, True)
 
-    def _exchange(self, call: Call) -> dict[int, Any]:
-        out: dict[int, Any] = {}
+    def _reduce_scatter(self, call: Call) -> None:
+        for target, part in zip(self.group, _slices(call.counts), strict=True):
+            self.outs[target] = self._reduced(call, part, target)
+
+    def _reduced(self, call: Call, part: slice, target: int, empty_too: bool = False) -> np.ndarray:
+        """The sum (or maximum) of all members' parts in rank order, in a buffer of the target's."""
+        total = self.world.transports[target].device.empty((part.stop - part.start,), call.dtype)
+        for i, source in enumerate(self.group):
+            piece = self.world._pass(self.bufs[source][part], source, target, call, empty_too)
+            if i == 0:
+                total[:] = piece
+            else:
+                reduce_into(total, piece, "sum" if call.op == "sum" else "max")
+        return total
+
+    def _allgather(self, call: Call) -> None:
+        for source, part in zip(self.group, _slices(call.counts), strict=True):
+            for target in self.group:
+                self.outs[target][part] = self.world._pass(self.bufs[source], source, target, call)
+
+    def _alltoall(self, call: Call) -> None:
         for target in self.group:
-            out[target] = {}
-            for source in self.wanted[target]:
-                piece = self.bufs[source].get(target) if source in self.bufs else None
-                if piece is None:
-                    piece = np.empty(0, call.dtype)
-                out[target][source] = self._copy(piece, source, target, call)
-        return out
+            for source, place in zip(self.group, _slices(list(self.calls[target].recv.values())), strict=True):
+                pieces = dict(zip(self.group, _slices(list(self.calls[source].send.values())), strict=True))
+                piece = self.bufs[source][pieces[target]]
+                self.outs[target][place] = self.world._pass(piece, source, target, call)
+
+    def _exchange(self, call: Call) -> None:
+        for target in self.group:
+            for source, out in self.outs[target].items():
+                if out.size:
+                    out[:] = self.world._pass(self.bufs[source][target], source, target, call)
 
 
 class _VirtualRequest(Request):
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
-        self._rank, self._meeting = rank, meeting
-        self._result: Any = None
-        self._finished = False
+    def __init__(self, transport: VirtualTransport, meeting: _Meeting, buf: Any, out: Any) -> None:
+        super().__init__(transport.device, (buf, out), out)
+        self._rank, self._meeting = transport.rank, meeting
 
-    def wait(self) -> Any:
-        if not self._finished:
-            if not self._meeting.ready(self._rank):
-                turns = self._meeting.world._turns
-                if turns is None or not turns.wait_until(self._rank, lambda: self._meeting.ready(self._rank)):
-                    raise self._meeting.missing_error()
-            self._result = self._meeting.take(self._rank)
-            self._finished = True
-        return self._result
+    def _finish(self) -> Event:
+        if not self._meeting.ready(self._rank):
+            threads = self._meeting.world._threads
+            if threads is None or not threads.wait_until(self._rank, lambda: self._meeting.ready(self._rank)):
+                raise self._meeting.missing_error()
+        self._result = self._meeting.take(self._rank)
 
     def leave(self) -> None:
         """This rank takes no result."""
         self._meeting.leave(self._rank)
 
     def test(self) -> bool:
-        if not self._finished and not self._meeting.ready(self._rank):
-            turns = self._meeting.world._turns
-            if turns is not None:
-                turns.pass_on(self._rank)
-        return self._finished or self._meeting.ready(self._rank)
+        if not self._waited and not self._meeting.ready(self._rank):
+            threads = self._meeting.world._threads
+            if threads is not None:
+                threads.pass_on(self._rank)
+        return self._waited or self._meeting.ready(self._rank)
 
 
-class _Turns:
+class _RoundRobin:
     """Threads of which exactly one runs: deterministic, and able to see a deadlock."""
 
     def __init__(self, size: int) -> None:
@@ -424,8 +343,18 @@ class _Turns:
         self._go[lowest].set()
 
 
-def _arrays(bufs: Any) -> list[np.ndarray]:
-    return [b for b in (bufs.values() if isinstance(bufs, Mapping) else bufs) if isinstance(b, np.ndarray)]
+def _arrays(buf: Any) -> list[np.ndarray]:
+    return [b for b in (buf.values() if isinstance(buf, Mapping) else [buf]) if isinstance(b, np.ndarray)]
+
+
+def _slices(counts: Sequence[int]) -> list[slice]:
+    """Consecutive pieces of these sizes."""
+    ends = list(accumulate(counts))
+    return [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]
+
+
+def _ordered(found: Mapping[int, bytes]) -> list[bytes]:
+    return [found[rank] for rank in sorted(found)]
 
 
 def _pack(obj: Any) -> bytes:

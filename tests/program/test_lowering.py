@@ -249,13 +249,13 @@ def test_partial_results_are_donated_and_kept_ones_are_not() -> None:
 
 
 def run_micro(graph: Graph, plan: Plan, sizes: list[int], feeds: dict[str, np.ndarray], state: Any) -> list[Executor]:
-    """One update from several micro-batches: all but the last hold their gradients."""
+    """One update from several micro-batches: all but the last keep their gradients."""
     world, total = VirtualWorld(plan.grid), sum(sizes)
     states: list[Any] = []
     held: list[dict[str, Any]] = [{} for _ in range(plan.grid.size)]
     first, executors = 0, []
     for k, n in enumerate(sizes):
-        program = lower(graph, plan, n, gradients="release" if k == len(sizes) - 1 else "hold")
+        program = lower(graph, plan, n, gradients="last" if k == len(sizes) - 1 else "accumulate")
         part = {name: a[first : first + n] for name, a in feeds.items()}
         first += n
         if not states:
@@ -267,7 +267,7 @@ def run_micro(graph: Graph, plan: Plan, sizes: list[int], feeds: dict[str, np.nd
             executors.append(e)
         run_lockstep(executors, [local_feeds(program, r, part) for r in range(plan.grid.size)])
         world.check_idle()
-    assert all(not h for h in held), "nothing is held after the release"
+    assert all(not h for h in held), "nothing is kept after the last"
     return executors
 
 
@@ -287,9 +287,9 @@ def test_gradients_are_sent_once_for_all_micro_batches() -> None:
     """leggedrobotics/rsl_rl #228, NVIDIA/apex #1175: accumulate, then send."""
     graph = network(norm=False)
     plan = strategy_plan("data", graph, Grid((4,)), BATCH)
-    hold, release = (lower(graph, plan, BATCH, gradients=g) for g in ("hold", "release"))
-    assert not [m for m in hold.moves if ":grad" in m.src] and not [s for s in hold.steps if isinstance(s, Update)]
-    sent = [m.src for m in release.moves if ":grad" in m.src]
+    first, last = (lower(graph, plan, BATCH, gradients=g) for g in ("accumulate", "last"))
+    assert not [m for m in first.moves if ":grad" in m.src] and not [s for s in first.steps if isinstance(s, Update)]
+    sent = [m.src for m in last.moves if ":grad" in m.src]
     assert sorted(sent) == sorted(f"{k}:grad" for k in graph.params())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lbpar.engine.device import HOST
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
 from lbpar.transport.base import Done, Request, Sent
@@ -79,7 +80,7 @@ def test_every_rank_learns_which_rank_is_odd(name: str) -> None:
 
 def test_a_rank_that_never_comes_is_reported_after_the_limit() -> None:
     class Never(Request):
-        def wait(self) -> None:
+        def _finish(self) -> None:
             raise AssertionError("nobody may wait for this")
 
         def test(self) -> bool:
@@ -87,7 +88,7 @@ def test_a_rank_that_never_comes_is_reported_after_the_limit() -> None:
 
     world = VirtualWorld(Grid((2,)))
     inner: VirtualTransport = world.transport(1)
-    inner.allgather = lambda *a, **k: Never()  # type: ignore[method-assign]
+    inner.allgather = lambda *a, **k: Never(HOST, None, None)  # type: ignore[method-assign]
     with pytest.raises(CommError, match=r"rank 1 waited 0 s to start allreduce 'x'.*group \[0, 1\]"):
         CheckedTransport(inner, seconds=0).allreduce(np.ones(1), (0,), tag="x")
 
@@ -95,5 +96,5 @@ def test_a_rank_that_never_comes_is_reported_after_the_limit() -> None:
 def test_one_rank_needs_no_comparison() -> None:
     t = CheckedTransport(SingleTransport())
     assert isinstance(t.allreduce(np.ones(2), ()), Done)
-    with pytest.raises(CommError, match="sends 2 elements to rank 0, but rank 0 expects 1"):
+    with pytest.raises(CommError, match="sends 2 elements to itself but expects 1"):
         t.exchange({0: np.ones(2)}, {0: 1}, float, ())

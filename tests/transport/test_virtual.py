@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
-from lbpar.transport.base import (
-    Sent,
-    sent_allgather,
-    sent_allreduce,
-    sent_exchange,
-    sent_pieces,
-)
+from lbpar.transport.base import Sent
+from lbpar.transport.calls import Call
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
 
 GRIDS = [Grid(), Grid((2,)), Grid((3,)), Grid((2, 3)), Grid((2, 1, 2, 2)), Grid.of(12)]
@@ -99,16 +94,18 @@ def test_counted_pieces_equal_the_formulas(draw: Any) -> None:
 
     world.run(program)
     for t in world.transports:
-        want = {
-            "allreduce": (sent_allreduce(n, t.rank, p), 8),
-            "reduce_scatter": (sent_pieces(counts, t.rank), 4),
-            "allgather": (sent_allgather(counts[t.rank], p), 8),
-            "alltoall": (sent_pieces(table[t.rank], t.rank), 8),
-            "exchange": (sent_exchange({r: np.ones(c) for r, c in enumerate(table[t.rank])}, t.rank), 8),
-        }
+        pieces = dict(enumerate(table[t.rank]))
+        want = [
+            (Call("allreduce", counts=(n,)), 8),
+            (Call("reduce_scatter", counts=counts), 4),
+            (Call("allgather", counts=counts), 8),
+            (Call("alltoall", send=pieces), 8),
+            (Call("exchange", send=pieces), 8),
+        ]
         got = t.counter.by_kind()
-        for kind, ((messages, elements), size) in want.items():
-            assert got.get(kind, Sent()) == Sent(messages, elements * size), kind
+        for call, size in want:
+            messages, elements = call.sent(range(p), t.rank)
+            assert got.get(call.kind, Sent()) == Sent(messages, elements * size), call.kind
 
 
 def test_counts_by_hand() -> None:
@@ -165,10 +162,8 @@ def test_exchange_counts_must_mirror_each_other() -> None:
 
 def test_exchange_outside_the_group_is_refused() -> None:
     world = VirtualWorld(Grid((2, 2)))
-    a = world.transport(0).exchange({3: np.ones(3)}, {}, float, (0,))
-    world.transport(1).exchange({}, {}, float, (0,))
-    with pytest.raises(CommError, match="rank 0 sends to rank 3, not in its group"):
-        a.wait()
+    with pytest.raises(CommError, match=r"rank 0 names ranks \[3\], which are not in its group \[0, 2\]"):
+        world.transport(0).exchange({3: np.ones(3)}, {}, float, (1,))
 
 
 def test_touching_a_buffer_before_wait_is_found() -> None:
