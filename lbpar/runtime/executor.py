@@ -19,6 +19,8 @@ from lbpar.transport.base import Transport
 
 Array = Any
 Progress = Literal["test", "thread", "block"]
+SMALL = ("loss", "hits")
+"""Results that the host wants of every step."""
 UpdateRule = Callable[[Mapping[str, Array], Mapping[str, Array]], None]
 
 
@@ -185,15 +187,16 @@ class Executor:
         return {k: self.arrays[b] for k, b in self.program.results.items()}
 
     def value(self, result: str) -> np.ndarray:
-        """One of ``program.results`` on the host; waits for what made it, not for what came after."""
-        value: np.ndarray = self._fetched[result]()
+        """One of ``program.results`` on the host; for those of `SMALL` waits for what made it alone."""
+        fetch = self._fetched.get(result) or self.engine.fetch(self._arrays[self.program.results[result]])
+        value: np.ndarray = fetch()
         return value
 
     def _prepare(self, step: Step) -> tuple[str, Callable[[], None]]:
-        """The kind under which a step's time is kept, and what it does. Results start for the host as soon as they are there."""
+        """The kind under which a step's time is kept, and what it does. Small results start for the host where they are made."""
         kind, call = self._bind(step)
         written = step.writes if isinstance(step, Compute) else (step.dst,) if isinstance(step, Wait | Sum) else ()
-        results = [(name, b) for name, b in self.program.results.items() if b in written]
+        results = [(name, b) for name, b in self.program.results.items() if b in written and name in SMALL]
         if not results:
             return kind, call
 
