@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.repeats < 1:
         raise ConfigError(f"--repeats: got {args.repeats}, expected a whole number of at least 1.")
-    threads = int(args.threads) if args.threads.isdigit() else args.threads
+    threads = int(args.threads) if re.fullmatch("[0-9]{1,9}", args.threads) else args.threads
     given = {"name": args.engine, "dtype": args.dtype, "threads": threads}
     engine = check(EngineConfig, given, "--engine, --dtype, --threads")
     kernels = build_engine(engine).name  # an engine that cannot be had is said before anything is measured

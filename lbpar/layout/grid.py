@@ -12,8 +12,11 @@ from itertools import product
 from math import prod
 
 from lbpar.errors import LayoutError
+from lbpar.text import shorten
 
 Axes = tuple[int, ...]
+MOST_PROCS = 2**20
+"""Processes of a grid: several times what the largest machines have devices."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,14 @@ class Grid:
     def __post_init__(self) -> None:
         if any(s < 1 for s in self.sizes):
             raise LayoutError(f"grid: axis sizes {self.sizes} must all be at least 1.")
+        if self.size > MOST_PROCS:
+            raise LayoutError(f"grid: got {self.size} processes, expected at most {MOST_PROCS}.")
 
     @classmethod
     def of(cls, procs: int) -> Grid:
         """Factor ``procs`` into its prime factors, smallest (fastest) first."""
-        if procs < 1:
-            raise LayoutError(f"grid: got {procs} processes, expected at least 1.")
+        if not 1 <= procs <= MOST_PROCS:
+            raise LayoutError(f"grid: got {shorten(procs)} processes, expected 1 to {MOST_PROCS}.")
         sizes, rest, p = [], procs, 2
         while rest > 1:
             while rest % p == 0:

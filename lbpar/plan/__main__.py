@@ -9,5 +9,10 @@ if __name__ == "__main__":
     # Where a program starts every room may be entered: planning itself measures nothing.
     from lbpar.calibrate.machine import machine_of
     from lbpar.plan.command import run
+    from lbpar.transport.launch import launched_ranks
+    from lbpar.transport.terminal import is_terminal
 
-    sys.exit(run(find=machine_of))
+    ranks = launched_ranks()
+    if ranks is not None and ranks[1] > 0:
+        sys.exit(0)  # one process plans for all
+    sys.exit(run(find=machine_of, terminal=is_terminal(sys.stdout)))

@@ -103,9 +103,58 @@ def named_machine(which: str, engine: EngineConfig) -> Machine:
     return find_machine(which)
 
 
-def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
-    """Run the command; raises LbparError for what the user can mend."""
+#: Options that a cost model does not look at.
+UNUSED = {
+    "lbpar": ("grid",),
+    "pase": (
+        "config",
+        "set",
+        "classes",
+        "input",
+        "loss",
+        "machine",
+        "memory",
+        "strategy",
+        "dtype",
+        "optimizer",
+        "grid",
+        "out",
+        "plot",
+    ),
+    "gholami": ("loss", "machine", "memory", "strategy", "dtype", "optimizer", "out", "plot"),
+}
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would say nothing."""
+    for name in UNUSED[args.cost]:
+        if getattr(args, name):
+            users = " or ".join(f"--cost {cost}" for cost, unused in UNUSED.items() if name not in unused)
+            raise ConfigError(
+                f"--{name}: --cost {args.cost} does not use it, only {users} does; leave one of them out."
+            )
+    if not args.model:
+        for name in ("classes", "input"):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name}: it belongs to --model; with --config, use --set model.{name}=...")
+    if args.axes < 1:
+        raise ConfigError(f"--axes: got {args.axes}, expected at least 1.")
+
+
+def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine, terminal: bool = False) -> int:
+    """Run the command; raises LbparError for what the user can mend.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Default ``sys.argv[1:]``.
+    find : callable
+        Finds the machine.
+    terminal : bool
+        Whether a person watches standard output.
+    """
     args = parser().parse_args(argv)
+    _check_options(args)
     if args.cost == "pase":
         return _pase(args)
     if args.cost == "gholami":
@@ -116,7 +165,7 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
     if args.json == "-":
         print(json.dumps(report, indent=2))
     else:
-        print_report(report, layers=not args.quiet)
+        print_report(report, layers=not args.quiet, terminal=terminal)
     if args.json and args.json != "-":
         _write(args.json, json.dumps(report, indent=2) + "\n", "--json")
     if args.out:
@@ -301,10 +350,10 @@ def _write(path: str, text: str, option: str) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
 
 
-def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
+def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine, terminal: bool = False) -> int:
     """`main` with errors on one line instead of a traceback."""
     try:
-        return main(argv, find)
+        return main(argv, find, terminal)
     except LbparError as error:
         print(f"lbpar plan: {error}", file=sys.stderr)
         return 2

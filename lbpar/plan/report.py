@@ -8,17 +8,17 @@ from typing import Any
 from lbpar.text import human_bytes, human_seconds
 
 
-def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
-    """Print what `explain` made: layers, comparison, where the time goes."""
+def print_report(report: dict[str, Any], *, layers: bool = True, terminal: bool = False) -> None:
+    """Print what `explain` made: layers, comparison, where the time goes; in colours only on a terminal."""
     from rich.console import Console
 
-    console = Console(soft_wrap=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(width=200, highlight=False)
+    # No markup: names of layers may hold square brackets.
+    console = Console(width=None if terminal else 200, highlight=False, markup=False, force_terminal=terminal)
     step, space = report["step"], report["space"]
     console.print(
-        f"[bold]{report['network']}[/bold]: {report['parameters']:,} parameters, batch {report['batch']}, {report['procs']} processes "
-        f"({'·'.join(map(str, report['grid'])) or '1'}) on {report['machine']['name']}, {report['dtype']}, {report['optimizer']}"
+        f"{report['network']}: {report['parameters']:,} parameters, batch {report['batch']}, {report['procs']} processes "
+        f"({'·'.join(map(str, report['grid'])) or '1'}) on {report['machine']['name']}, {report['dtype']}, {report['optimizer']}",
+        style="bold",
     )
     if layers:
         console.print(_layers(report))
@@ -35,8 +35,9 @@ def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
     )
     console.print(f"Chosen: {report['strategy']}. {report['limits']}")
     console.print(
-        f"[bold]{human_seconds(step['seconds'])} a step, {step['samples_per_second']:.4g} samples/s[/bold] (computation "
-        f"{human_seconds(step['compute'])}, communication {human_seconds(step['communication'])}, of which {human_seconds(step['exposed'])} exposed)"
+        f"{human_seconds(step['seconds'])} a step, {step['samples_per_second']:.4g} samples/s (computation "
+        f"{human_seconds(step['compute'])}, communication {human_seconds(step['communication'])}, of which {human_seconds(step['exposed'])} exposed)",
+        style="bold",
     )
     for note in report["notes"]:
         console.print(note)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from lbpar.train.terminal import columns as terminal_columns
-from lbpar.train.terminal import is_terminal, screen
+from lbpar.transport.terminal import columns as terminal_columns
+from lbpar.transport.terminal import is_terminal, screen
 
 
 class Progress:
@@ -24,7 +24,7 @@ class Progress:
     stream : text stream, optional
         Default: standard error for a bar, standard output for lines.
     mode : "auto", "bar" or "lines"
-        Auto: a bar if a person watches the stream (`lbpar.train.terminal`), else lines.
+        Auto: a bar if a person watches the stream (`lbpar.transport.terminal`), else lines.
     label : str
         Stands in front.
     clock : callable

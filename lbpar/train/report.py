@@ -16,8 +16,8 @@ from lbpar.text import human_bytes
 from lbpar.train.checkpoint import checkpoint_path
 from lbpar.train.json_text import write_report
 from lbpar.train.progress import print_table, short
-from lbpar.train.terminal import screen
 from lbpar.train.trainer import Trainer
+from lbpar.transport.terminal import screen
 
 FINAL = ("test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
 

@@ -9,12 +9,14 @@ from random import Random
 from typing import Any
 
 from lbpar.config.run_file import RunConfig
+from lbpar.config.section import MOST
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
+from lbpar.text import shorten
 from lbpar.train.norms import check_norms
 from lbpar.train.setup import connect_to
 from lbpar.transport.base import Transport
@@ -24,6 +26,8 @@ from lbpar.verify.norms import kept_apart
 from lbpar.verify.plans import random_plan
 
 TOLERANCE = 1e-10
+MOST_RANKS = 4096
+"""Simulated in one process."""
 
 
 @dataclass
@@ -86,9 +90,13 @@ class Verification:
 
 def check_numbers(procs: int | None, batch: int, random_plans: int) -> None:
     """Raise ConfigError for numbers with which nothing would be compared."""
-    for name, given, least in (("procs", procs, 1), ("batch", batch, 1), ("number of random plans", random_plans, 0)):
-        if given is not None and given < least:
-            raise ConfigError(f"verify: {name}: got {given}, expected at least {least}.")
+    for name, given, least, most in (
+        ("procs", procs, 1, MOST_RANKS),
+        ("batch", batch, 1, MOST),
+        ("number of random plans", random_plans, 0, MOST),
+    ):
+        if given is not None and not least <= given <= most:
+            raise ConfigError(f"verify: {name}: got {shorten(given)}, expected {least} to {most}.")
 
 
 def verify_plans(

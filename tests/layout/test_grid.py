@@ -40,9 +40,9 @@ def test_order_of_axes_does_not_matter_to_a_group() -> None:
     assert grid.group((2, 0), 5) == grid.group((0, 2), 5)
 
 
-@pytest.mark.parametrize("procs", [0, -3])
-def test_no_processes(procs: int) -> None:
-    with pytest.raises(LayoutError, match="at least 1"):
+@pytest.mark.parametrize("procs", [0, -3, 2**20 + 1, 10**9])
+def test_no_grid(procs: int) -> None:
+    with pytest.raises(LayoutError, match="expected 1 to 1048576"):
         Grid.of(procs)
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.plan.command import run
 from lbpar.plan.resolve import resolve_plan
 
+ROOT = Path(__file__).parents[2]
 LENET = ["--model", "lenet", "--batch", "64", "--procs", "4", "--machine", "laptop"]
 
 
@@ -77,12 +81,47 @@ def test_papers_cost_models_answer(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "unet3d", "--batch", "2", "--cost", "gholami", "--procs", "2"], "two spatial dimensions"),
         (["--model", "alexnet", "--batch", "2", "--cost", "gholami", "--grid", "4"], "--grid: got '4'"),
         (["--model", "pase-nothing", "--batch", "2", "--cost", "pase", "--procs", "2"], "pase-alexnet"),
+        ([*LENET, "--procs", "1000000000"], "grid: got 1000000000 processes, expected 1 to 1048576"),
+        ([*LENET, "--grid", "2x2"], "--grid: --cost lbpar does not use it, only --cost gholami does"),
+        (
+            [*LENET, "--cost", "gholami", "--memory", "1GB"],
+            "--memory: --cost gholami does not use it, only --cost lbpar",
+        ),
+        (
+            ["--config", "x.yaml", "--classes", "3"],
+            "--classes: it belongs to --model; with --config, use --set model.classes",
+        ),
+        ([*LENET, "--axes", "0"], "--axes: got 0, expected at least 1"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(argv) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.startswith("lbpar plan: ") and "Traceback" not in captured.err
+
+
+def test_colours_only_on_a_terminal_and_names_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    layers = "[{op: relu, name: 'a[red]'}, {op: flatten, name: '[/bold]'}, {op: linear, features: 2}]"
+    file.write_text(f"model: {{input: [4, 4, 2], layers: {layers}}}\ntrain: {{batch: 4}}\nmachine: laptop\n")
+    argv = ["--config", str(file), "--procs", "2"]
+    assert run(argv) == 0
+    out = capsys.readouterr().out
+    assert "a[red]" in out and "[/bold]" in out and "\x1b" not in out
+    assert run(argv, terminal=True) == 0
+    assert "\x1b[1m" in capsys.readouterr().out
+
+
+def test_many_ranks_print_once(tmp_path: Path) -> None:
+    """Open MPI gives rank 0 a pseudo-terminal, whatever its own output is."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("no mpirun beside this Python")
+    line = [str(mpirun), "-n", "3", sys.executable, "-m", "lbpar.plan", *LENET, "--quiet"]
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT)}
+    settings["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env={**os.environ, **settings}, timeout=60)
+    assert done.stdout.count(" a step, ") == 1 and "\x1b" not in done.stdout
 
 
 def test_a_plan_for_something_else_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from lbpar.train.progress import Progress, print_table, short
-from lbpar.train.terminal import is_terminal
+from lbpar.transport.terminal import is_terminal
 
 
 class Terminal(io.StringIO):

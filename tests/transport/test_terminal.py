@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from lbpar.train import terminal
 from lbpar.train.progress import print_table
-from lbpar.train.terminal import columns, is_terminal, launcher, screen, terminal_of
+from lbpar.transport import terminal
+from lbpar.transport.terminal import columns, is_terminal, launcher, screen, terminal_of
 
 
 @pytest.fixture(autouse=True)
