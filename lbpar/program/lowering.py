@@ -198,7 +198,11 @@ class Lowering:
         for node in self.graph.ops:
             self.node_forward(node)
         value, node = f"{self.graph.output}:y", self.graph[self.graph.output]
-        self.results["output"] = self.fetch(value, self.copies[value][0].layout.complete, node)
+        if value in self.copies:
+            home = self.copies[value][0].layout.complete
+        else:  # the output is an input that no op reads
+            home = Layout.replicated(self.grid, self.graph.shapes(self.batch)[node.name])
+        self.results["output"] = self.fetch(value, home, node)
 
     def node_forward(self, node: Node) -> None:
         xs = self.xs[node.name]
