@@ -48,7 +48,7 @@ def measure(side: str, case: str, steps: int, threads: int) -> None:
         runner.step()
     found |= {"base": base / MIB, "peak": (resident("VmHWM") - base) / MIB}
     if side == "lbpar":
-        found["pool"] = ours.worker.engine.pool.held / MIB
+        found["pool"] = ours.worker.engine.arena.held / MIB
     print(json.dumps(found))
 
 

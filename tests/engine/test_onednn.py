@@ -14,7 +14,7 @@ from lbpar.engine.native import passes as native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import conv, library, memory
 from lbpar.engine.onednn.memory import SMALL as POOLED
-from lbpar.engine.onednn.memory import Pool
+from lbpar.engine.onednn.memory import Arena
 from lbpar.errors import EngineError
 from tests.engine.oracles import joined
 
@@ -178,49 +178,49 @@ def test_output_memory_is_reused_only_when_unreferenced(engine):
     del view
     gc.collect()
     assert engine.empty(shape).ctypes.data == where
-    engine.pool.release()
+    engine.arena.release()
     np.testing.assert_array_equal(b, 7)
 
 
 def test_pool_joins_what_comes_back():
-    pool = Pool()
+    arena = Arena()
     mega = 1 << 20
-    a, b, c = (pool.empty((mega,), np.uint8) for _ in range(3))
-    held, where = pool.held, a.ctypes.data
+    a, b, c = (arena.empty((mega,), np.uint8) for _ in range(3))
+    held, where = arena.held, a.ctypes.data
     del a, b
-    d = pool.empty((2 * mega,), np.uint8)  # neither piece holds it, both together do
-    assert d.ctypes.data == where and pool.held == held
+    d = arena.empty((2 * mega,), np.uint8)  # neither piece holds it, both together do
+    assert d.ctypes.data == where and arena.held == held
     del c, d
-    assert pool.free_bytes() == held
-    e = pool.empty((4 * mega,), np.uint8)  # the free end grows
-    assert e.ctypes.data == where and pool.held < 5 * mega
+    assert arena.free_bytes() == held
+    e = arena.empty((4 * mega,), np.uint8)  # the free end grows
+    assert e.ctypes.data == where and arena.held < 5 * mega
 
 
 def test_pool_takes_the_smallest_piece_that_fits_and_another_chunk_when_full(monkeypatch):
     monkeypatch.setattr(memory, "CHUNK", 8 << 20)
-    pool = Pool()
+    arena = Arena()
     mega = 1 << 20
-    a, _b, c, _d = (pool.empty((n * mega,), np.uint8) for n in (3, 1, 1, 1))
+    a, _b, c, _d = (arena.empty((n * mega,), np.uint8) for n in (3, 1, 1, 1))
     places = a.ctypes.data, c.ctypes.data
     del a, c
-    assert pool.empty((mega,), np.uint8).ctypes.data == places[1]
-    big = pool.empty((20 * mega,), np.uint8)
+    assert arena.empty((mega,), np.uint8).ctypes.data == places[1]
+    big = arena.empty((20 * mega,), np.uint8)
     big[...] = 1
-    assert pool.held > 24 * mega
+    assert arena.held > 24 * mega
 
 
 def test_pool_never_hands_out_memory_in_use(rng):
-    pool, alive, mark = Pool(), {}, 0
+    arena, alive, mark = Arena(), {}, 0
     for _ in range(600):
         if alive and rng.random() < 0.5:
             key = int(rng.choice(list(alive)))
             assert (alive.pop(key) == key % 251).all()
         else:
             mark += 1
-            alive[mark] = pool.empty((int(rng.integers(1 << 16, 1 << 18)),), np.uint8)
+            alive[mark] = arena.empty((int(rng.integers(1 << 16, 1 << 18)),), np.uint8)
             alive[mark][...] = mark % 251
         if rng.random() < 0.05:
-            pool.release()
+            arena.release()
     for key, a in alive.items():
         assert (a == key % 251).all()
 

@@ -18,7 +18,7 @@ from lbpar.engine.native.updates import CompiledUpdates
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import cdef, conv, pool, rows
 from lbpar.engine.onednn.library import Context, Refused, load
-from lbpar.engine.onednn.memory import Pool
+from lbpar.engine.onednn.memory import Arena
 from lbpar.errors import EngineError
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             self._probe()
         self._address = self._context.pointer
         self._plans: dict[Any, Any] = {}
-        self.pool = Pool()
+        self.arena = Arena()
         self.native = native(self._context.max_threads())
 
     def running(self) -> AbstractContextManager[None]:
@@ -110,7 +110,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         return found
 
     def _new(self, shape: Sequence[int]) -> Array:
-        return self.pool.empty(shape, _F32)
+        return self.arena.empty(shape, _F32)
 
     # -- convolution -----------------------------------------------------------------------------------------------
 
@@ -223,11 +223,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
     def bias_backward(self, dy: Array) -> Array:
         if self.native is not None and is_dense(dy):
             return self.native.sum_rows(dy)
-        if not (is_float32(dy) and dy.size > SMALL):
-            return super().bias_backward(dy)
-        zero = np.zeros(dy.shape[-1])
-        sums = self._backward_sums(dy, dy, zero, None, None, rows.SMALL_TILE_BYTES)
-        return super().bias_backward(dy) if sums is None else sums[0].astype(_F32)
+        return super().bias_backward(dy)
 
     # -- linear ----------------------------------------------------------------------------------------------------
 
@@ -275,14 +271,14 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
 
     def _pooling(
         self, algorithm: int, x_shape: tuple[int, ...], y_shape: tuple[int, ...], win: Window
-    ) -> tuple[pool.Pool, tuple[slice, ...] | None, tuple[int, ...]] | None:
+    ) -> tuple[pool.Pooling, tuple[slice, ...] | None, tuple[int, ...]] | None:
         if not (math.prod(x_shape) and math.prod(y_shape)):
             return None
 
-        def build() -> tuple[pool.Pool, tuple[slice, ...] | None, tuple[int, ...]]:
+        def build() -> tuple[pool.Pooling, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, x_shape[1:-1], y_shape[1:-1])
             cropped = (x_shape[0], *geometry.spatial, x_shape[-1])
-            plan = pool.Pool(self._context, algorithm, cropped, y_shape, win, x_shape[1:-1], geometry)
+            plan = pool.Pooling(self._context, algorithm, cropped, y_shape, win, x_shape[1:-1], geometry)
             return plan, geometry.crop, cropped
 
         return self._plan(("pool", algorithm, x_shape, y_shape, win), build)
@@ -294,7 +290,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         if found is None or np.isnan(x.max()):
             return super().max_pool_forward(x, win, out_spatial)
         plan, crop, _ = found
-        y, arg = self._new(y_shape), self.pool.empty((plan.workspace,), np.uint8)
+        y, arg = self._new(y_shape), self.arena.empty((plan.workspace,), np.uint8)
         a = self._address
         plan.forward(a(_dense(x if crop is None else x[crop])), a(y), a(arg))
         if y.min() == _LOWEST:  # its maximum starts from there, not from -inf
@@ -435,15 +431,14 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         mean: Array,
         y: Array | None,
         masked: Array | None,
-        nbytes: int = 0,
     ) -> Float64Array | None:
         """sum(dy), sum(dy * (x - mean)); with y, dy is masked first and stored in ``masked``."""
         channels = x.shape[-1]
         n = x.size // channels
         relu = y is not None
         run = self._plan(
-            ("backward_sums", n, channels, relu, nbytes),
-            lambda: rows.BackwardSums(self._context, rows.Tiling(self._context, n, channels, nbytes), relu),
+            ("backward_sums", n, channels, relu),
+            lambda: rows.BackwardSums(self._context, rows.Tiling(self._context, n, channels), relu),
         )
         if run is None:
             return None
@@ -504,19 +499,10 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
 
     def _relu(self, x: Array, y: Array | None) -> Array:
         """max(x, 0) in y (which may be x), or in a new array."""
-        if self.native is not None and is_dense(x):
-            out = self._new(x.shape) if y is None else y
-            self.native.relu(x, out)
-            return out
-        run = None
-        if is_float32(x) and x.size > SMALL:
-            run = self._plan(("relu", x.size), lambda: rows.relu(self._context, x.size))
-        if run is None:
-            return super().relu_forward(x)
-        x = _dense(x)
+        if self.native is None or not is_dense(x):
+            return np.maximum(x, 0, out=y)
         out = self._new(x.shape) if y is None else y
-        source = self._address(x)
-        run(source, source, self._address(out), source)
+        self.native.relu(x, out)
         return out
 
     def relu_backward(self, y: Array, dy: Array) -> Array:
@@ -661,7 +647,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
     # -- device side -----------------------------------------------------------------------------------------------
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
-        return self.pool.empty(shape, self.dtype if dtype is None else dtype)
+        return self.arena.empty(shape, self.dtype if dtype is None else dtype)
 
     def pack(self, a: Array, index: Index, out: Array | None = None) -> Array:
         if self.native is None or not is_dense(a) or any(not isinstance(i, slice) for i in index):

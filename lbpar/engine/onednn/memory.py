@@ -108,7 +108,7 @@ class _Lease:
         self.returned.append(self.piece)
 
 
-class Pool:
+class Arena:
     """Hands out arrays of one arena.
 
     Any thread may ask for an array and drop one. Memory that comes back is noted and joined at the next request: it may

@@ -15,7 +15,7 @@ from lbpar.engine.onednn.library import Context, Primitive, Refused
 from lbpar.engine.windows import first_tap
 
 
-class Pool:
+class Pooling:
     """Forward and backward primitives of one pooling; ``workspace`` is the size in bytes of what links the two."""
 
     def __init__(
