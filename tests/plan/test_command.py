@@ -84,7 +84,7 @@ def test_papers_cost_models_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ([*LENET, "--procs", "1000000000"], "grid: got 1000000000 processes, expected 1 to 1048576"),
         ([*LENET, "--grid", "2x2"], "--grid: --cost lbpar does not use it, only --cost gholami does"),
         (
-            [*LENET, "--cost", "gholami", "--memory", "1GB"],
+            ["--model", "lenet", "--batch", "4", "--procs", "4", "--cost", "gholami", "--memory", "1GB"],
             "--memory: --cost gholami does not use it, only --cost lbpar",
         ),
         (
