@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
+
+if TYPE_CHECKING:
+    from lbpar.data.writer import Split
 
 _OVERWRITE = "replace what the file has of the same splits (default: refuse; other splits are kept)"
 
@@ -45,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="+",
         type=path_option,
-        help="directory of IDX files or of images per class; .npz file; or images and labels as two IDX or .npy files",
+        help="directory of IDX files or of pictures; .npz file; or images and labels as two IDX or .npy files",
     )
     convert.add_argument("--out", required=True, type=path_option, help="file to write")
     convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "--channels",
         choices=["auto", "last", "first", "none"],
         default="auto",
-        help="where arrays have their channels (auto: none in (samples, H, W), else last)",
+        help="where arrays have their channels (auto: none in (samples, H, W), else wherever there is no doubt)",
     )
     convert.add_argument("--classes", type=int, help="number of classes (default: largest label plus one)")
     convert.add_argument("--normalise", action="store_true", help="store mean and deviation per channel")
@@ -76,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
 
             _say(describe(args.file, args.x, args.y), sys.stdout)
             return 0
-        _write(args)
+        for split in _write(args):
+            _say("\n  ".join([f"{split.origin} -> /{split.name}", *split.remarks]), sys.stdout)
         from lbpar.data.info import describe
 
         _say(describe(args.out), sys.stdout)
@@ -92,11 +96,12 @@ def _say(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
-def _write(args: argparse.Namespace) -> None:
+def _write(args: argparse.Namespace) -> list[Split]:
+    """What was converted, with what there is to say about it."""
     if args.command == "convert":
         from lbpar.data.convert import convert
 
-        convert(
+        return convert(
             args.source,
             args.out,
             split=args.split,
@@ -106,7 +111,6 @@ def _write(args: argparse.Namespace) -> None:
             normalise=args.normalise,
             overwrite=args.overwrite,
         )
-        return
     from lbpar.data.make import make_digits, make_synthetic
 
     if args.kind == "synthetic":
@@ -123,6 +127,7 @@ def _write(args: argparse.Namespace) -> None:
         )
     else:
         make_digits(args.out, args.size or (64 if args.kind == "digits64" else 8), args.gzip, args.overwrite)
+    return []
 
 
 if __name__ == "__main__":

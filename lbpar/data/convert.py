@@ -1,25 +1,28 @@
-"""Turn other formats into HDF5: IDX (MNIST, Fashion-MNIST), NPZ, NPY pairs, folders of images."""
+"""Turn other formats into HDF5: IDX (MNIST, Fashion-MNIST), NPZ, NPY pairs, folders of pictures."""
 
 from __future__ import annotations
 
-import re
-import zipfile
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lbpar.config.paths import as_path
-from lbpar.data.idx import read_idx
+from lbpar.data.array_files import read_idx_folder, read_npz, read_pair
+from lbpar.data.attributes import as_classes, find_attribute
+from lbpar.data.checks import check_samples, is_label
+from lbpar.data.folders import read_folder
 from lbpar.data.moments import channel_moments
-from lbpar.data.writer import Split, write
+from lbpar.data.new_file import destination
+from lbpar.data.pictures import SUFFIXES
+from lbpar.data.writer import Rows, Split, pieces, write
 from lbpar.errors import DataError
 
 Channels = Literal["auto", "last", "first", "none"]
-_IDX = re.compile(r"(?P<split>.+?)[-.]images[-.]idx\d[-.]ubyte(?:\.gz)?$")
-_SPLITS = {"train": "train", "t10k": "test", "test": "test"}
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def convert(
@@ -33,22 +36,24 @@ def convert(
     normalise: bool = False,
     overwrite: bool = False,
 ) -> list[Split]:
-    """Convert one dataset to an HDF5 file.
+    """Convert one dataset to an HDF5 file, in the number type of the source.
 
     Parameters
     ----------
     sources : sequence of path
         One of: a directory of IDX files (``train-images-idx3-ubyte.gz`` and the like); an images and a labels file,
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
-        directory of images per class, or with ``train`` and ``test`` that hold such directories (needs Pillow).
+        directory of pictures per class, or with ``images`` and ``masks``, or with ``train``, ``val`` and ``test`` that hold
+        such directories (needs Pillow).
     out : str or Path
         The file to write; splits of other names that it has already are kept.
     split : str
         Group for formats without splits of their own; empty: the root, which serves as any split.
     channels : {"auto", "last", "first", "none"}
-        Where arrays have their channel dimension; ``auto``: none in IDX and in arrays (samples, H, W), else last.
+        Where arrays have their channel dimension; ``auto``: none in arrays (samples, H, W); last or wherever the labels
+        tell in others, if there is no doubt.
     classes : int, optional
-        Number of classes; default: largest label plus one.
+        Number of classes; default: largest label plus one, or the number of folders.
     gzip : bool
         Compress.
     normalise : bool
@@ -59,167 +64,173 @@ def convert(
     Returns
     -------
     list of Split
-        What was written.
+        What was written, and from what.
 
     Raises
     ------
     DataError
-        A source is missing, truncated or of no known format; numbers of samples and labels differ; labels are
-        negative; the file cannot be written.
+        A source is missing, damaged, of no known format or doubtful; samples and labels do not fit each other or what the
+        file has; the file cannot be written.
     """
     paths = [as_path(s) for s in sources]
     for p in paths:
-        if not p.exists():
+        if not os.path.exists(p):
             raise DataError(f"{p}: no such file or directory.")
-    splits = [_ready(s, channels) for s in _read(paths, split)]
-    tops = [int(s.y.max()) for s in splits if s.y.dtype.kind in "iu" and s.y.size]
-    if tops and classes is None:
-        classes = max(tops) + 1
-    if tops and classes is not None and max(tops) >= classes:
-        raise DataError(f"{paths[0]}: got the label {max(tops)}, expected 0 to {classes - 1} ({classes} classes).")
-    if normalise:
-        first = splits[0].x
-        scale = 1 / 255 if first.dtype == np.uint8 else 1.0
-        mean, std = channel_moments(first, scale, f"convert: split '{splits[0].name or '/'}'")
-        splits = [Split(s.name, s.x, s.y, {"mean": mean, "std": std}) for s in splits]
-    write(out, splits, classes=classes if tops else None, gzip=gzip, overwrite=overwrite)
+    splits = _labelled([_ready(s, channels) for s in _read(paths, split)], classes)
+    path, kept = destination(out, [s.name for s in splits], overwrite)
+    present = _present(path, kept)
+    _check_alike([*present, *splits], path)
+    attributes = present[0].attributes if present else _moments(splits[0]) if normalise else {}
+    if normalise and "mean" not in attributes:
+        raise DataError(
+            f"{path}: /{present[0].name} has no mean and deviation, so a split beside it cannot have any; leave --normalise out, "
+            "or convert all of them into a new file."
+        )
+    number = max(s.classes for s in [*present, *splits])
+    for s in splits:
+        if s.x.dtype.kind in "iu" and s.x.dtype != np.uint8 and not attributes:
+            s.remarks.append(
+                f"{s.x.dtype} is read as it is, not scaled to 0 ... 1; --normalise gives mean 0 and deviation 1"
+            )
+    splits = [replace(s, attributes=attributes, classes=number) for s in splits]
+    write(path, splits, gzip=gzip, overwrite=overwrite)
     return splits
 
 
 def _read(paths: list[Path], split: str) -> list[Split]:
     first = paths[0]
     if len(paths) == 2 and not any(p.is_dir() for p in paths):
-        if all(p.suffix == ".npy" for p in paths):
-            return [Split(split, _npy(first), _npy(paths[1]))]
-        return [Split(split, read_idx(first)[..., None], read_idx(paths[1]))]
+        return read_pair(first, paths[1], split)
     if len(paths) != 1:
         raise DataError(f"convert: got {len(paths)} sources, expected one, or an images and a labels file.")
     if first.is_dir():
-        found = _idx_directory(first) or _image_directory(first, split)
+        found = read_idx_folder(first) or read_folder(first, split)
         if found:
             return found
         raise DataError(
-            f"{first}: expected IDX files (train-images-idx3-ubyte[.gz], ...) or a directory of images per class."
+            f"{first}: expected IDX files (train-images-idx3-ubyte[.gz], ...), or a directory of pictures per class "
+            f"({', '.join(s[1:] for s in SUFFIXES)})."
         )
-    if first.suffix == ".npz":
-        return _npz(first, split)
+    if first.suffix.lower() == ".npz":
+        return read_npz(first, split)
     raise DataError(f"{first}: unknown format; expected a directory, an .npz file, or two files (images and labels).")
 
 
-def _idx_directory(folder: Path) -> list[Split]:
-    splits: dict[str, Split] = {}
-    for path in sorted(folder.iterdir()):
-        match = _IDX.match(path.name)
-        name = _SPLITS.get(match["split"]) if match else None
-        if match is None or name is None or name in splits:
-            continue
-        stem = path.name[: match.end("split")]
-        labels = [
-            p
-            for p in sorted(folder.iterdir())
-            if p.name.startswith(f"{stem}-labels") or p.name.startswith(f"{stem}.labels")
-        ]
-        if not labels:
-            raise DataError(f"{path}: there is no {stem}-labels file beside it.")
-        splits[name] = Split(name, read_idx(path)[..., None], read_idx(labels[0]))
-    return [splits[n] for n in ("train", "test") if n in splits]
-
-
-def _npy(path: Path) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as e:
-        raise DataError(f"{path}: cannot be read as an NPY file: {e}.") from None
-
-
-def _npz(path: Path, split: str) -> list[Split]:
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name.lower(): file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise DataError(f"{path}: cannot be read as an NPZ file: {e}.") from None
-    splits = []
-    for suffix, name in (("train", "train"), ("test", "test"), ("", split)):
-        for x, y in (("x", "y"), ("images", "labels"), ("data", "target")):
-            keys = [(f"{x}_{suffix}", f"{y}_{suffix}"), (f"{suffix}_{x}", f"{suffix}_{y}")] if suffix else [(x, y)]
-            pair = next(((a, b) for a, b in keys if a in arrays and b in arrays), None)
-            if pair:
-                splits.append(Split(name, arrays[pair[0]], arrays[pair[1]]))
-                break
-    if not splits:
-        raise DataError(
-            f"{path}: got the arrays {', '.join(arrays)}, expected x and y, or x_train, y_train, x_test, y_test."
-        )
-    return splits
-
-
-def _image_directory(folder: Path, split: str) -> list[Split]:
-    inner = [folder / s for s in ("train", "test") if (folder / s).is_dir()]
-    groups = [(f.name, f) for f in inner] or [(split, folder)]
-    names: list[str] = []
-    splits = []
-    for name, group in groups:
-        own = sorted(d.name for d in group.iterdir() if d.is_dir())
-        names = names or own
-        if own != names:
-            raise DataError(
-                f"{group}: got the classes {', '.join(own)}, expected those of {groups[0][1]}: {', '.join(names)}."
-            )
-        files = [
-            (f, label)
-            for label, c in enumerate(names)
-            for f in sorted((group / c).iterdir())
-            if f.suffix.lower() in _PICTURES
-        ]
-        if not files:
-            return []
-        splits.append(Split(name, _pictures([f for f, _ in files]), np.array([c for _, c in files], np.int64)))
-    return splits
-
-
-def _pictures(files: list[Path]) -> Any:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise DataError("convert: reading images needs Pillow; `pip install pillow`.") from None
-    out: Any = None
-    for i, f in enumerate(files):
-        try:
-            with Image.open(f) as image:
-                one = np.asarray(image.convert("L" if image.mode in ("1", "L", "I;16", "I") else "RGB"))
-        except (OSError, UnidentifiedImageError) as e:
-            raise DataError(f"{f}: cannot be read as an image: {e}.") from None
-        one = one[..., None] if one.ndim == 2 else one
-        if out is None:
-            out = np.empty((len(files), *one.shape), np.uint8)
-        if one.shape != out.shape[1:]:
-            raise DataError(
-                f"{f}: got an image {one.shape}, expected {out.shape[1:]} as the first; make all the same size."
-            )
-        out[i] = one
-    return out
-
-
 def _ready(split: Split, channels: Channels) -> Split:
-    """Bring one split to channels-last samples and int64 or real targets."""
+    """Bring one split to channels-last samples, and to labels or real targets."""
     x, y = split.x, split.y
-    where = f"convert: split '{split.name or '/'}'"
-    if channels == "none" or (channels == "auto" and x.ndim == 3):
-        x = x[..., None]
-    elif channels == "first":
-        x = np.moveaxis(x, 1, -1)
-    if not 2 <= x.ndim <= 5:
-        raise DataError(f"{where}: samples have the shape {x.shape}, expected (samples, [D], [H], [W], C).")
-    if x.dtype.kind != "f" and x.dtype != np.uint8:
-        raise DataError(f"{where}: samples have the type {x.dtype}, expected uint8 or floating point.")
-    if x.dtype == np.float16 or x.dtype.itemsize > 8:
-        x = x.astype(np.float32)
-    if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iub":
-        y = y[:, 0]
-    if y.dtype.kind in "iub":
-        y = y.astype(np.int64)
-        if y.size and y.min() < 0:
-            raise DataError(f"{where}: got the label {y.min()}, expected 0 or more.")
-    elif y.dtype.kind != "f":
-        raise DataError(f"{where}: targets have the type {y.dtype}, expected whole or real numbers.")
-    return Split(split.name, x, y, split.attributes)
+    if isinstance(x, np.ndarray):
+        place = _channel_place(x, y, split.origin) if channels == "auto" else channels
+        x = x[..., None] if place == "none" else np.moveaxis(x, 1, -1) if place == "first" and x.ndim > 1 else x
+        if x.dtype == bool:
+            x = x.astype(np.int8)
+        if x.dtype.kind == "f" and x.dtype.itemsize > 8:
+            x = x.astype(np.float64)
+        if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iub":
+            y = y[:, 0]
+        if y.dtype == bool:
+            y = y.astype(np.uint8)
+        split = replace(split, x=x, y=y, origin=f"{split.origin}: {split.x.shape} {split.x.dtype}, channels {place}")
+    check_samples(split.x, split.y, split.origin)
+    return split
+
+
+def _channel_place(x: Any, y: Any, where: str) -> str:
+    """Where an array has its channels, if that is beyond doubt."""
+    if x.ndim < 4:
+        return "none" if x.ndim == 3 else "last"
+    if is_label(y) and y.ndim > 2:
+        spaces = {"last": x.shape[1:-1], "first": x.shape[2:], "none": x.shape[1:]}
+        fitting = [place for place, space in spaces.items() if y.shape[1:] == space]
+    else:
+        ends = {"last": x.shape[-1], "first": x.shape[1]}
+        usual, few = ([place for place, n in ends.items() if n in some] for some in ((1, 3), (2, 4)))
+        fitting = ["last"] if (usual or few) == ["last"] else []
+    if len(fitting) == 1:
+        return fitting[0]
+    first, last, space = x.shape[1], x.shape[-1], x.ndim - 2
+    choices = [f"`--channels last` ({space}-D, {last} channels)", f"`--channels first` ({space}-D, {first} channels)"]
+    if x.ndim == 4:
+        choices.append("`--channels none` (volumes without channels)")
+    raise DataError(f"{where}: got samples of shape {x.shape[1:]}; say where the channels are: {', '.join(choices)}.")
+
+
+def _labelled(splits: list[Split], classes: int | None) -> list[Split]:
+    """Count the classes; labels per voxel that are 0 and 255, as masks are usually drawn, become 0 and 1."""
+    values = [_values(s) if is_label(s.y) else set() for s in splits]
+    drawn = set().union(*(v for s, v in zip(splits, values, strict=True) if len(s.y.shape) > 1))
+    if drawn == {255} or drawn == {0, 255}:
+        splits = [replace(s, y=_halved(s.y), origin=f"{s.origin}, 255 taken for class 1") for s in splits]
+        values = [{v // 255 for v in some} for some in values]
+    elif 255 in drawn and 254 not in drawn and classes is None:
+        raise DataError(
+            f"convert: got the labels {', '.join(map(str, sorted(drawn)))}; 255 often stands for 'no class', which does not exist here. "
+            "Give those voxels a class, or let 255 be one by --classes 256."
+        )
+    done = []
+    for s, some in zip(splits, values, strict=True):
+        least = max(len(s.class_names), *(v + 1 for v in some), 0)
+        if classes is not None and least > classes:
+            raise DataError(f"{s.origin}: got the label {least - 1}, expected 0 to {classes - 1} ({classes} classes).")
+        done.append(replace(s, classes=(classes or least) if some else 0))
+    return done
+
+
+def _values(split: Split) -> set[int]:
+    """The labels that occur; of large ones, the smallest and largest of a piece only."""
+    found: set[int] = set()
+    for _, part in pieces(split.y):
+        low, high = int(part.min()), int(part.max())
+        if low < 0:
+            raise DataError(f"{split.origin}: got the label {low}, expected 0 or more.")
+        found.update(np.flatnonzero(np.bincount(part.ravel())).tolist() if high < 1 << 16 else (low, high))
+    return found
+
+
+def _halved(y: Any) -> Rows:
+    return Rows(y.shape, np.uint8, lambda rows: (y[int(rows[0]) : int(rows[-1]) + 1] // 255).astype(np.uint8))
+
+
+def _moments(split: Split) -> dict[str, Any]:
+    scale = 1 / 255 if split.x.dtype == np.uint8 else 1.0
+    mean, std = channel_moments(split.x, scale, split.origin)
+    return {"mean": mean, "std": std}
+
+
+def _present(path: Path, kept: list[str]) -> list[Split]:
+    """The splits that a file has and keeps; their arrays have a shape and a type only."""
+    import h5py
+
+    found = []
+    if kept:
+        with h5py.File(path, "r", locking="best-effort") as file:
+            for name in kept:
+                x, y = (file[name].get(n) for n in "xy")
+                if isinstance(x, h5py.Dataset) and isinstance(y, h5py.Dataset):
+                    where = f"{path}:/{name}"
+                    number, names = as_classes(find_attribute("classes", y, file[name]), where)
+                    attributes = {n: find_attribute(n, x, file[name]) for n in ("scale", "mean", "std")}
+                    x, y = (Rows(a.shape, a.dtype, _unread) for a in (x, y))
+                    attributes = {n: a for n, a in attributes.items() if a is not None}
+                    found.append(Split(name, x, y, attributes, number or 0, names, where))
+    return found
+
+
+def _unread(rows: NDArray[np.int64]) -> NoReturn:
+    raise AssertionError
+
+
+def _check_alike(splits: list[Split], path: Path) -> None:
+    """Refuse splits of one file that would be read in different ways."""
+    first = splits[0]
+    for s in splits[1:]:
+        kinds = [(a.x.shape[1:], a.x.dtype, a.y.shape[1:], is_label(a.y)) for a in (first, s)]
+        if kinds[0] != kinds[1]:
+            was, got = (f"{x} {dtype} and {'labels' if label else 'real targets'} {y}" for x, dtype, y, label in kinds)
+            raise DataError(
+                f"{path}: split '{s.name}' has samples {got}, expected {was} as '{first.name}'; splits of one file are alike. "
+                "Give another --out."
+            )
+        if s.class_names != first.class_names:
+            listed = (", ".join(a.class_names) or "no names" for a in (s, first))
+            raise DataError("{}: split '{}' has the classes {}, expected {}.".format(path, s.name, *listed))

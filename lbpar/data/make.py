@@ -52,8 +52,8 @@ def make_digits(path: str | Path, size: int = 8, gzip: bool = False, overwrite: 
     x = x.repeat(size // 8, axis=1).repeat(size // 8, axis=2)
     y = labels.astype(np.int64)
     test = np.arange(len(y)) % 3 == 2
-    splits = [Split("train", x[~test], y[~test]), Split("test", x[test], y[test])]
-    write(path, splits, classes=10, gzip=gzip, overwrite=overwrite)
+    splits = [Split("train", x[~test], y[~test], classes=10), Split("test", x[test], y[test], classes=10)]
+    write(path, splits, gzip=gzip, overwrite=overwrite)
 
 
 def make_synthetic(
@@ -106,8 +106,8 @@ def make_synthetic(
             source = SyntheticDataset(n, shape, target, classes, seed=2 * seed + salt, distinct=n)
             read = (lambda i, s=source: _to_bytes(s.read(i))) if uint8 else source.read
             x = Rows((n, *shape), np.uint8 if uint8 else np.float32, read)
-            splits.append(Split(name, x, Rows((n, *target), np.int64, source.read_targets)))
-    write(path, splits, classes=classes, overwrite=overwrite)
+            splits.append(Split(name, x, Rows((n, *target), np.int64, source.read_targets), classes=classes))
+    write(path, splits, overwrite=overwrite)
 
 
 def _to_bytes(noise: NDArray[Any]) -> NDArray[np.uint8]:

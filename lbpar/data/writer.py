@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lbpar.data.checks import check_samples, is_label
 from lbpar.data.new_file import check_room, destination, new_file
-from lbpar.errors import DataError
 from lbpar.hdf5_file import uninterrupted
 
 Array = NDArray[Any]
-_PIECE = 1 << 24  # bytes written at a time
+_MOST_NAMES = 3000  # an attribute holds 64 kB, a name takes 16 bytes there
 
 
 class Rows:
@@ -49,16 +49,28 @@ class Split:
     name : str
         ``train``, ``test``, or empty for the root of the file.
     x : array, (samples, [D], H, W, C)
-        floats or uint8.
+        Whole or real numbers.
     y : array, (samples,), (samples, [D], H, W) or real targets
     attributes : dict
         Stored with x: scale, mean, std.
+    classes : int
+        Number of classes; 0 for real targets.
+    class_names : tuple of str
+        Where they are known.
+    origin : str
+        What was taken for this split, in words.
+    remarks : list of str
+        What else its maker should know: files that were left out, values that are not finite.
     """
 
     name: str
     x: Any
     y: Any
     attributes: dict[str, Any] = field(default_factory=dict)
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+    origin: str = ""
+    remarks: list[str] = field(default_factory=list)
 
 
 def write(
@@ -73,7 +85,7 @@ def write(
     splits : list of Split
         At most one per name.
     classes : int, optional
-        Number of classes.
+        Number of classes of splits that do not say.
     gzip : bool
         Compress, in chunks of one sample or less. Plain storage reads random samples faster.
     overwrite : bool
@@ -82,40 +94,48 @@ def write(
     Raises
     ------
     DataError
-        The file cannot be written, something would be lost, or samples and targets differ in number.
+        The file cannot be written, something would be lost, or samples and targets do not fit each other.
     """
     for s in splits:
-        if len(s.x) != len(s.y):
-            raise DataError(
-                f"{path}: split '{s.name}' has {len(s.x)} samples and {len(s.y)} targets, expected as many."
-            )
+        check_samples(s.x, s.y, f"{path}: split '{s.name or '/'}'")
     path, kept = destination(path, [s.name for s in splits], overwrite)
     if not gzip:
         check_room(path, sum(prod(a.shape) * a.dtype.itemsize for s in splits for a in (s.x, s.y)))
     with new_file(path, kept) as (file, check):
         for s in splits:
             group = file.create_group(s.name) if s.name else file
-            x = _fill(group, "x", s.x, gzip, check)
-            for name, value in s.attributes.items():
-                x.attrs[name] = value
-            y = _fill(group, "y", s.y, gzip and len(s.y.shape) > 1, check)
-            if classes is not None:
-                y.attrs["classes"] = classes
+            for name, source in (("x", s.x), ("y", s.y)):
+                bad = _fill(group, name, source, gzip and len(source.shape) > 1, check)
+                if bad:
+                    s.remarks.append(f"{name} is not finite in {len(bad)} samples, the first of which is {bad[0]}")
+            group["x"].attrs.update(s.attributes)
+            number = s.classes or classes
+            if number and is_label(s.y):
+                named = len(s.class_names) == number <= _MOST_NAMES
+                group["y"].attrs["classes"] = s.class_names if named else number
 
 
-def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], None]) -> Any:
+def pieces(source: Any, size: int = 1 << 24) -> Iterator[tuple[int, Array]]:
+    """Yield (first sample, some samples) of about so many bytes."""
+    step = max(1, size // max(1, prod(source.shape[1:]) * source.dtype.itemsize))
+    for at in range(0, len(source), step):
+        yield at, np.asarray(source[at : at + step])
+
+
+def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], None]) -> list[int]:
+    """Write one array; returns which samples hold values that are not finite."""
     options: dict[str, Any] = {}
     if gzip and 0 not in source.shape:
         options = {"compression": "gzip", "chunks": _chunk(source.shape, source.dtype.itemsize), "shuffle": True}
-    out = group.create_dataset(name, source.shape, source.dtype, **options)
-    row = max(1, prod(source.shape[1:]) * source.dtype.itemsize)
-    step = max(1, _PIECE // row)
-    for at in range(0, len(source), step):
-        part = source[at : at + step]
+    out = group.create_dataset(name, source.shape, source.dtype.newbyteorder("="), **options)
+    bad: list[int] = []
+    for at, part in pieces(source):
+        if part.dtype.kind == "f":
+            bad += (at + np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))).tolist()
         with uninterrupted():
-            out[at : at + step] = part
+            out[at : at + len(part)] = part
         check()
-    return out
+    return bad
 
 
 def _chunk(shape: tuple[int, ...], itemsize: int, most: int = 1 << 20) -> tuple[int, ...]:

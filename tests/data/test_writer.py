@@ -86,7 +86,7 @@ def test_refusals(tmp_path, monkeypatch) -> None:
     for bad in (tmp_path / "file" / "a.h5", "a\0b.h5", "a\ud800.h5", "a" * 5000, "a/" * 3000 + "b"):
         with pytest.raises(DataError, match="cannot write|cannot be the name"):
             write(bad, [split("train", 1)])
-    with pytest.raises(DataError, match="'train' has 3 samples and 2 targets"):
+    with pytest.raises(DataError, match=r"'train': 'y' has the shape \(2,\), expected one entry per sample"):
         write(tmp_path / "a.h5", [Split("train", np.zeros((3, 1)), np.zeros(2))])
     huge = Split("train", Rows((10**15, 1), np.float64, np.zeros), Rows((10**15,), np.int64, np.zeros))
     with pytest.raises(DataError, match="it would take 16,000,000 GB, but .* are free"):
