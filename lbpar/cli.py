@@ -10,6 +10,7 @@ import runpy
 import sys
 
 from lbpar import __version__
+from lbpar.streams import standard_streams
 from lbpar.text import nearest
 
 COMMANDS: dict[str, str] = {
@@ -31,6 +32,7 @@ def usage() -> str:
     return f"usage: lbpar COMMAND [options]\n\n{rows}\n\n`lbpar COMMAND --help` lists a command's options."
 
 
+@standard_streams()
 def main(argv: list[str] | None = None) -> int:
     """Run one command line.
 

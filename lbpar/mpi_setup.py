@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from lbpar.errors import ConfigError
+from lbpar.streams import standard_streams
 
 MARK = "# lbpar:"
 MAPPING = f"""
@@ -63,6 +64,7 @@ def prepare(prefix: Path) -> list[Path]:
     return changed
 
 
+@standard_streams()
 def main(argv: list[str] | None = None) -> int:
     """Command line: prepare the environment of the running Python."""
     argparse.ArgumentParser(prog="lbpar mpi_setup", description=__doc__.splitlines()[0]).parse_args(argv)

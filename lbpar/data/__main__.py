@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
+from lbpar.streams import standard_streams
 
 if TYPE_CHECKING:
     from lbpar.data.writer import Split
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+@standard_streams()
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code, 2 for what the user can mend."""
     args = parser().parse_args(argv)

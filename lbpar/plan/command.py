@@ -35,6 +35,7 @@ from lbpar.plan.explain import explain
 from lbpar.plan.picture import draw
 from lbpar.plan.report import print_report
 from lbpar.plan.resolve import optimizer_name, resolve_plan
+from lbpar.streams import standard_streams
 from lbpar.text import human_bytes, human_seconds, nearest, shorten
 
 
@@ -350,6 +351,7 @@ def _write(path: str, text: str, option: str) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
 
 
+@standard_streams()
 def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine, terminal: bool = False) -> int:
     """`main` with errors on one line instead of a traceback."""
     try:

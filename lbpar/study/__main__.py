@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
+from lbpar.streams import standard_streams
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+@standard_streams()
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; exit code 0, 1 if a published value is missed, 2 for a wrong command line or directory."""
     args = parser().parse_args(argv)

@@ -27,6 +27,7 @@ import numpy as np
 from lbpar import __version__
 from lbpar.errors import CommError, ConfigError, LbparError
 from lbpar.layout.grid import Grid
+from lbpar.streams import standard_streams
 from lbpar.transport.base import Request, Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport, load_mpi
@@ -197,10 +198,11 @@ def run_main(main: Callable[[], int | None]) -> int:
     """
     job = _Job()
     try:
-        job.open()
-        code = main()
-        if code:
-            raise SystemExit(code)
+        with standard_streams():
+            job.open()
+            code = main()
+            if code:
+                raise SystemExit(code)
     except BaseException as e:  # noqa: BLE001  that is the purpose
         return job.fail(e.with_traceback(e.__traceback__.tb_next) if e.__traceback__ else e)  # without this frame
     return 0

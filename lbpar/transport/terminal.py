@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
+from lbpar.streams import ERRORS
 from lbpar.transport.launch import launched_ranks
 
 LAUNCHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prte", "orterun", "hydra_pmi_proxy", "srun"})
@@ -33,13 +34,13 @@ def screen(stream: TextIO) -> TextIO:
     return (_open(path) if path is not None else None) or stream
 
 
-def is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person watches the stream: a terminal, and not a CI job's. Ask it about what `screen` returned."""
     if os.environ.get("CI") or os.environ.get("TERM") == "dumb":
         return False
     if _number(stream) is not None and launched_ranks() is not None:
         return False  # a terminal only in looks
-    return stream.isatty()
+    return stream is not None and stream.isatty()
 
 
 def columns(stream: TextIO) -> int:
@@ -74,15 +75,15 @@ def _open(path: str) -> TextIO | None:
     """A terminal for writing; stays open to the end of the process."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOCTTY)
-        return open(fd, "w", buffering=1, encoding=sys.stdout.encoding, errors="replace")
+        return open(fd, "w", buffering=1, encoding=sys.stdout.encoding, errors=ERRORS)
     except OSError:
         return None
 
 
-def _number(stream: TextIO) -> int | None:
+def _number(stream: TextIO | None) -> int | None:
     """1 for standard output, 2 for standard error, None for anything else."""
     try:
-        fd = stream.fileno()
+        fd = stream.fileno() if stream is not None else None
     except (OSError, ValueError, AttributeError):
         return None
     return fd if fd in (1, 2) else None
