@@ -88,7 +88,7 @@ def _pointwise(spatial: tuple[int, ...]) -> Graph:
     x = g.norm(g.input)
     y = g.relu(g.norm(x))
     x = g.relu(g.add([g.norm(y), y]))
-    x = g.concat([g.sigmoid(x), g.leaky_relu(y)])
+    x = g.concat([g.sigmoid(x), g.tanh(g.leaky_relu(y))])
     x = g.max_pool(g.relu(g.add([x, x])), 3, stride=1, pad=1)
     x = g.multiply([x, g.upsample(g.avg_pool(x, 2), 2)])
     x = g.conv_transpose(g.max_pool(x, 2), 32, 2, stride=2)

@@ -55,6 +55,10 @@ class Layer(Section):
         return str(self.op)  # type: ignore[attr-defined]
 
 
+Init = Literal["he", "glorot"]
+_INIT: Any = Field(default="he", description="Initial weights: He (normal, for relu) or Glorot (uniform).")
+
+
 class _Convolution(Layer):
     filters: Count = Field(description="Number of filters, the channels of the output.")
     kernel: Sizes = Field(description="Kernel size.")
@@ -63,9 +67,7 @@ class _Convolution(Layer):
     dilation: Sizes = Field(default=1, description="Distance between taps of the kernel.")
     groups: Count = Field(default=1, description="Number of groups; channels and filters must divide by it.")
     bias: Flag = Field(default=True, description="Add a bias per filter.")
-    init: Literal["he", "glorot"] = Field(
-        default="he", description="Initial weights: He (normal, for relu) or Glorot (uniform)."
-    )
+    init: Init = _INIT
 
 
 class Conv(_Convolution):
@@ -141,6 +143,13 @@ class Sigmoid(Layer):
     op: Literal["sigmoid"]
 
 
+class Tanh(Layer):
+    """scale · tanh(x)."""
+
+    op: Literal["tanh"]
+    scale: Positive = Field(default=1.0, description="The output lies between -scale and scale.")
+
+
 class Add(Layer):
     """Sum of two or more layers of one shape."""
 
@@ -171,6 +180,7 @@ class Linear(Layer):
     op: Literal["linear"]
     features: Count = Field(description="Number of outputs.")
     bias: Flag = Field(default=True, description="Add a bias per output.")
+    init: Init = _INIT
 
 
 class Dropout(Layer):
@@ -197,6 +207,7 @@ AnyLayer = Annotated[
     | Relu
     | LeakyRelu
     | Sigmoid
+    | Tanh
     | Add
     | Multiply
     | Concat

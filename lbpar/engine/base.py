@@ -289,6 +289,14 @@ class Engine(Rules):
         """``dy * y * (1 - y)`` with y the forward result."""
 
     @abstractmethod
+    def tanh_forward(self, x: Array, scale: float) -> Array:
+        """``scale * tanh(x)``."""
+
+    @abstractmethod
+    def tanh_backward(self, y: Array, dy: Array, scale: float) -> Array:
+        """``dy * (scale - y * y / scale)`` with y the forward result."""
+
+    @abstractmethod
     def add(self, xs: Sequence[Array]) -> Array:
         """Sum of one or more arrays of one shape; a new array, from left to right."""
 

@@ -92,6 +92,18 @@ class NumpyEngine(Host, Engine):
         dx *= dy
         return dx
 
+    def tanh_forward(self, x: Array, scale: float) -> Array:
+        y = np.tanh(x)
+        y *= scale
+        return y
+
+    def tanh_backward(self, y: Array, dy: Array, scale: float) -> Array:
+        dx = y * y
+        dx *= -1 / scale
+        dx += scale
+        dx *= dy
+        return dx
+
     def add(self, xs: Sequence[Array]) -> Array:
         y = xs[0].copy() if len(xs) == 1 else xs[0] + xs[1]
         for x in xs[2:]:

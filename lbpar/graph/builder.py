@@ -16,7 +16,7 @@ from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.convolution import Conv, ConvTranspose
 from lbpar.graph.ops.linear import Linear
 from lbpar.graph.ops.norm import Norm
-from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, Sigmoid
+from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, Sigmoid, Tanh
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 
@@ -210,6 +210,11 @@ class GraphBuilder:
         """Logistic function."""
         return self.add_op(Sigmoid(), [x], name)
 
+    def tanh(self, x: str, scale: float = 1.0, name: str | None = None) -> str:
+        """scale * tanh(x)."""
+        scale = number(scale, f"{name or 'tanh'}: scale", "a number above 0", 0 < scale < inf)
+        return self.add_op(Tanh(scale), [x], name)
+
     def add(self, xs: Sequence[str], name: str | None = None) -> str:
         """Sum of tensors of one shape."""
         return self.add_op(Add(), names(xs, name or "add"), name)
@@ -226,10 +231,18 @@ class GraphBuilder:
         """All dimensions but the samples in one, in channels-last memory order."""
         return self.add_op(Flatten(), [x], name)
 
-    def linear(self, x: str, features: int, bias: bool = True, name: str | None = None) -> str:
+    def linear(
+        self,
+        x: str,
+        features: int,
+        bias: bool = True,
+        init: Literal["he", "glorot"] = "he",
+        name: str | None = None,
+    ) -> str:
         """Fully connected layer."""
-        features = whole(features, f"{name or 'linear'}: features")
-        return self.add_op(Linear(features, bool(bias)), [x], name)
+        at = name or "linear"
+        features, init = whole(features, f"{at}: features"), choice(init, f"{at}: init", INITS)
+        return self.add_op(Linear(features, bool(bias), init), [x], name)
 
     def dropout(self, x: str, rate: float = 0.5, name: str | None = None) -> str:
         """Dropout by global element index."""

@@ -77,6 +77,12 @@ def sigmoid(s: Import, n: OnnxNode) -> Value:
     return _unary(s, n, s.builder.sigmoid, True)
 
 
+def tanh(s: Import, n: OnnxNode) -> Value:
+    """Tanh."""
+    n.take()
+    return _unary(s, n, lambda x, name: s.builder.tanh(x, name=name), False)
+
+
 def leaky_relu(s: Import, n: OnnxNode) -> Value:
     """LeakyRelu."""
     slope = n.take(alpha=0.01)["alpha"]
@@ -357,6 +363,7 @@ HANDLERS: dict[str, Callable[[Import, OnnxNode], Any]] = {
     "Softmax": softmax,
     "Squeeze": squeeze,
     "Sum": add,
+    "Tanh": tanh,
     "Transpose": transpose,
     "Unsqueeze": unsqueeze,
     "Upsample": windows.resize,
@@ -368,7 +375,6 @@ INSTEAD = {
     "PRelu": "LeakyRelu",
     "HardSigmoid": "Sigmoid",
     "HardSwish": "x * sigmoid(x) (SiLU)",
-    "Tanh": "Sigmoid or Relu",
     "Erf": "Relu (as activation)",
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization", "LRN"), "BatchNormalization"),
     **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),

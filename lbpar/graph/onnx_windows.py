@@ -18,7 +18,19 @@ Pairs = tuple[tuple[int, int], ...]
 _WINDOW = {"auto_pad": "NOTSET", "dilations": None, "kernel_shape": None, "pads": None, "strides": None}
 _LOWEST = -3e38  # what exporters write for minus infinity in float32
 #: Ops that pass over a pooled value on the way to one that needs it as an image.
-_PASS = ("Relu", "LeakyRelu", "Sigmoid", "Dropout", "Identity", "BatchNormalization", "Add", "Sum", "Mul", "Concat")
+_PASS = (
+    "Relu",
+    "LeakyRelu",
+    "Sigmoid",
+    "Tanh",
+    "Dropout",
+    "Identity",
+    "BatchNormalization",
+    "Add",
+    "Sum",
+    "Mul",
+    "Concat",
+)
 _IMAGE_OPS = ("Conv", "ConvTranspose", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool")
 
 

@@ -441,6 +441,8 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "leaky_relu_backward": _plain("leaky_relu_backward", "slope"),
     "sigmoid_forward": _plain("sigmoid_forward"),
     "sigmoid_backward": _plain("sigmoid_backward"),
+    "tanh_forward": _plain("tanh_forward", "scale"),
+    "tanh_backward": _plain("tanh_backward", "scale"),
     "add": _listed("add"),
     "multiply": _listed("multiply"),
     "multiply_backward": _multiply_backward,

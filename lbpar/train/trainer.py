@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from math import isclose, isfinite
+from math import inf, isclose, isfinite, isinf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +50,9 @@ from lbpar.transport.together import check_alike, together
 log = logging.getLogger(__name__)
 Array = Any
 OnStep = Callable[[StepResult, float], None]
+DIVERGED = 1e8
+"""Times the first step's loss (or 1, if that is less) that no training comes back from."""
+CALMER = "Lower the learning rate, or use warm-up or clip_norm"
 
 
 def make_trainer(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> Trainer:
@@ -127,6 +130,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         c = self.config
+        self._first_loss = inf  # of this process
         self.engine = build_engine(c.engine)
         share = self.transport.rank, self.transport.size
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype, share=share)
@@ -193,7 +197,7 @@ class Trainer:
         Raises
         ------
         TrainingError
-            The loss is not finite; names the step and the first layer whose output is not.
+            The loss is not finite (names the step and the first layer whose output is not), or has grown `DIVERGED` times.
         """
         while not self.done:
             yield self.train_epoch()
@@ -266,16 +270,16 @@ class Trainer:
 
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
             # The loss is there since the forward pass: asking for it costs no wait, and nothing is spoilt yet.
-            if not isfinite(loss := float(executor.value("loss"))):
-                raise self._not_finite(loss, feed, samples, context)
+            self._check_loss(float(executor.value("loss")), feed, samples, context)
             if self.config.train.clip_norm is not None:
                 clipped.append(clip_by_global_norm(grads, self.config.train.clip_norm, self.norms, self.engine))
             self.optimizer.step(params, grads, lr, self.norms)
 
         executor.on_update = update
         result = self.worker.run(feed, samples, mode, context)
-        if not isfinite(result.loss):
-            raise self._not_finite(result.loss, feed, samples, context)
+        self._check_loss(result.loss, feed, samples, context)
+        if isinf(self._first_loss):
+            self._first_loss = result.loss
         try:
             for norm in clipped:
                 norm()
@@ -284,13 +288,19 @@ class Trainer:
         self.micro += 1
         return result
 
-    def _not_finite(
+    def _check_loss(
         self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
-    ) -> TrainingError:
-        """What to say of a loss of training, or of a dataset that is ``tested``. Collective over all ranks."""
-        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
+    ) -> None:
+        """Refuse a loss of training, or of a dataset that is ``tested``, with which there is nothing to go on. Collective over all ranks."""
         at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
-        remedy = "Lower the learning rate, or use warm-up or clip_norm"
+        if loss > DIVERGED * max(1.0, self._first_loss):
+            raise TrainingError(
+                f"{at}: the loss is {loss:.3g}, in the first step it was {self._first_loss:.3g}: training diverges. {CALMER}."
+            )
+        if isfinite(loss):
+            return
+        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
+        remedy = CALMER
         if layer is None:
             where = "all layers' outputs are finite"
         elif self.graph[layer] in self.graph.inputs:
@@ -298,7 +308,7 @@ class Trainer:
             remedy = f"Look for bad samples in {(tested or self.dataset).name}"
         else:
             where = f"the output of layer {layer!r} is the first that is not"
-        return TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
+        raise TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
 
     def _finish_epoch(
         self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int]
@@ -364,8 +374,7 @@ class Trainer:
         with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=True):
                 result = self.worker.run(feed, len(batch), "evaluate")
-                if not isfinite(result.loss):
-                    raise self._not_finite(result.loss, feed, len(batch), Context(self.config.train.seed), data)
+                self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
                 totals.add(result)
         return totals.record("test_")
 

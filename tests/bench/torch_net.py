@@ -55,7 +55,8 @@ class TorchNet(nn.Module):
             return torch.flatten(xs[0], 1)
         if kind == "global_avg_pool":
             return xs[0].mean(dim=tuple(range(2, xs[0].ndim)))
-        return self.layers[name.replace(".", "/")](xs[0])
+        y = self.layers[name.replace(".", "/")](xs[0])
+        return self.graph[name].op.scale * y if kind == "tanh" else y  # type: ignore[attr-defined]
 
 
 def _module(op: Any, x: tuple[int, ...], alone: bool) -> nn.Module | None:
@@ -88,6 +89,8 @@ def _module(op: Any, x: tuple[int, ...], alone: bool) -> nn.Module | None:
             return nn.LeakyReLU(op.slope, inplace=alone)
         case "sigmoid":
             return nn.Sigmoid()
+        case "tanh":
+            return nn.Tanh()
         case "dropout":
             return nn.Dropout(op.rate)
         case "upsample":

@@ -26,7 +26,8 @@ def test_every_op_of_the_contract() -> None:
         {op: avg_pool, kernel: 2, count_include_pad: false},
         {op: upsample, factor: [2, 1]}, {op: upsample, from: avg_pool1, name: b},
         {op: add, from: [b, b]}, {op: multiply, from: [add1, b]}, {op: concat, from: [b, add1, multiply1]},
-        {op: dropout, rate: 0.2}, {op: global_avg_pool}, {op: flatten}, {op: linear, features: 10}]"""
+        {op: dropout, rate: 0.2}, {op: global_avg_pool}, {op: flatten}, {op: linear, features: 10, init: glorot},
+        {op: tanh, scale: 1.2}]"""
     )
     conv = m.layers[0]
     assert (conv.kernel, conv.pad) == ((3, 1), ((1, 0), 0))  # type: ignore[union-attr]
@@ -36,7 +37,7 @@ def test_every_op_of_the_contract() -> None:
     assert names[8] == ("upsample1", ("avg_pool1",))
     assert names[9] == ("b", ("avg_pool1",))
     assert names[12] == ("concat1", ("b", "add1", "multiply1"))
-    assert names[-1] == ("linear1", ("flatten1",))
+    assert names[-2:] == [("linear1", ("flatten1",)), ("tanh1", ("linear1",))]
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,18 @@ def spread(rng, shape, dtype):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["relu", "leaky_relu", "sigmoid"])
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "sigmoid", "tanh"])
 def test_activations_match_pytorch(engine, dtype, rng, shape, name):
     torch = pytest.importorskip("torch")
     x, dy = spread(rng, shape, dtype), spread(rng, shape, dtype)
     x.reshape(-1)[:1] = 0
-    extra = (0.1,) if name == "leaky_relu" else ()
-    function = torch.nn.functional.leaky_relu if extra else getattr(torch, name)
+    extra, function = (), getattr(torch, name, None)
+    if name == "leaky_relu":
+        extra, function = (0.1,), lambda x: torch.nn.functional.leaky_relu(x, 0.1)
+    elif name == "tanh":
+        extra, function = (1.2,), lambda x: 1.2 * torch.tanh(x)
     tx = torch.tensor(x).double().requires_grad_()
-    ty = function(tx, *extra)
+    ty = function(tx)
     ty.backward(torch.tensor(dy).double())
     y = getattr(engine, f"{name}_forward")(x, *extra)
     close(y, ty.detach().numpy(), dtype)
@@ -34,6 +37,7 @@ def test_activations_keep_nan_and_bear_infinity(engine, dtype):
     np.testing.assert_array_equal(engine.relu_forward(x), [[np.nan, np.inf, 0, 0, 1000, 0]])
     np.testing.assert_array_equal(engine.leaky_relu_forward(x, 0.5), [[np.nan, np.inf, -np.inf, -500, 1000, -10]])
     np.testing.assert_allclose(engine.sigmoid_forward(x), [[np.nan, 1, 0, 0, 1, np.exp(-20) / (1 + np.exp(-20))]], 1e-6)
+    np.testing.assert_allclose(engine.tanh_forward(x, 1.5), [[np.nan, 1.5, -1.5, -1.5, 1.5, -1.5]], 1e-6)
 
 
 def test_relu_gradient_is_zero_where_shut_off_even_if_infinite(engine, dtype):

@@ -68,6 +68,8 @@ def _apply(node: Node, ins: list[torch.Tensor], own: dict[str, torch.Tensor]) ->
             return functional.linear(x, w, b)
         case "relu":
             return x.relu()
+        case "tanh":
+            return op.scale * x.tanh()
         case "leaky_relu":
             return functional.leaky_relu(x, op.slope)
         case "add":

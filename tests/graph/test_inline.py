@@ -59,7 +59,7 @@ def test_every_op_and_field() -> None:
 def test_every_op_of_the_run_file_has_a_builder_method() -> None:
     union = AnyLayer.__origin__.__args__  # type: ignore[attr-defined]
     ops = {layer.model_fields["op"].annotation.__args__[0] for layer in union}
-    assert len(ops) == 16
+    assert len(ops) == 17
     assert all(callable(getattr(GraphBuilder, op)) for op in ops)
 
 

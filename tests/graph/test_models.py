@@ -10,6 +10,7 @@ from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.models.registry import MODELS, build_model
 from lbpar.graph.ops.norm import Norm
+from lbpar.graph.ops.pointwise import Tanh
 
 # Published counts, and the first digits of the SHA-256 of torchvision 0.29's sorted state dict names and shapes, one
 # "name (shape)" a line, without num_batches_tracked and the auxiliary classifier.
@@ -156,6 +157,8 @@ def test_cosmoflow_variants() -> None:
     mlperf = build_model("cosmoflow")
     assert mlperf.parameter_count == convs + linear
     assert mlperf.shapes(1)["pool5"] == (1, 4, 4, 4, 512)
+    assert mlperf[mlperf.output].op == Tanh(1.2)
+    assert {p.init for p in mlperf.params().values() if p.kind == "weight"} == {"glorot"}
     spatial = build_model("cosmoflow", variant="spatial", input=(256, 256, 256, 4), norm=True)
     assert spatial.shapes(1)["pool6"] == (1, 4, 4, 4, 256)
     assert spatial["pool1"].op.kind == "avg_pool" and "conv1.bias" not in spatial.params()

@@ -133,7 +133,7 @@ def test_norm(shape: tuple[int, ...], affine: bool, training: bool) -> None:
     check(around(shape, lambda g, x: g.norm(x, momentum=0.3, eps=1e-3, affine=affine)), training=training)
 
 
-@pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "flatten"])
+@pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "tanh", "flatten"])
 def test_one_input(kind: str) -> None:
     check(around((4, 5, 3), lambda g, x: getattr(g, kind)(x)))
 

@@ -182,6 +182,7 @@ OTHERS: dict[str, tuple[tuple[int, ...], Make]] = {
     "relu": ((4, 3, 2), lambda g, x: g.relu(x)),
     "leaky_relu": ((4, 3, 2), lambda g, x: g.leaky_relu(x)),
     "sigmoid": ((4, 3, 2), lambda g, x: g.sigmoid(x)),
+    "tanh": ((4, 3, 2), lambda g, x: g.tanh(x, 1.2)),
     "dropout": ((4, 3, 5), lambda g, x: g.dropout(x, 0.4)),
     "add": ((4, 3, 2), lambda g, x: g.add([x, g.sigmoid(x), x])),
     "multiply": ((4, 3, 2), lambda g, x: g.multiply([x, g.sigmoid(x), x])),

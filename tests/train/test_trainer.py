@@ -28,6 +28,14 @@ engine: {name: numpy, dtype: float64, threads: 1}
 """
 
 
+VECTORS = """
+model: {input: [3], layers: [{op: linear, features: 2, name: fc}]}
+data: {train: synthetic, test: synthetic, samples: 64}
+train: {batch: 8, epochs: 1, loss: mse, optimizer: {name: sgd, lr: 0.001}}
+engine: {name: numpy, dtype: float64}
+"""
+
+
 @pytest.fixture(scope="module")
 def serial():
     return train(run_file())
@@ -251,9 +259,48 @@ def test_a_gradient_that_is_not_finite_names_step_and_parameter():
     """
     config = run_file(text=text)
     good = build_dataset(config, build_graph(config), "train", "float64")
-    last = int(Sampler(4, 2).order(0)[3])
-    with pytest.raises(TrainingError, match=r"step 2: gradient clipping: the gradient of fc.weight has norm inf"):
-        train(config, dataset=Spoilt(good, last, 1e200))  # the loss is large, its square's sum is not finite
+    first = int(Sampler(4, 2).order(0)[0])
+
+    def job(trainer):
+        trainer.worker.state["fc.weight"][...] = (
+            0  # the loss is that of equal outputs, a square of the gradient not finite
+        )
+        return [trainer.train_epoch()]
+
+    with pytest.raises(TrainingError, match=r"step 1: gradient clipping: the gradient of fc.weight has norm inf"):
+        train(config, 1, job, dataset=Spoilt(good, first, 1e200))
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_a_loss_that_only_grows_ends_training(procs):
+    """Squares of an error that each step makes larger overflow only after many steps."""
+    config = run_file(["parallel.strategy=data", "train.optimizer.lr=20"], VECTORS)
+    seen = []
+
+    def job(trainer):
+        return [trainer.train_epoch(lambda result, lr: seen.append(result.loss))]
+
+    with pytest.raises(
+        TrainingError, match=r"step \d+: the loss is \d\.\d+e\+\d\d, in the first.*: training diverges\. Lower"
+    ):
+        train(config, procs, job)
+    assert 1e4 < max(seen) < 1e8 * max(1, seen[0])
+
+    def spoil(trainer):
+        trainer.train_epoch(lambda result, lr: trainer.step == 8 and trainer.worker.state["fc.weight"].fill(1e6))
+
+    calm = run_file(["train.optimizer.lr=1e-9"], text=VECTORS)
+    with pytest.raises(TrainingError, match=r"evaluation after step 8: the loss is .*training diverges"):
+        train(calm, procs, spoil)
+
+
+@pytest.mark.parametrize(("batch", "scale"), [(0, 1e12), (1, 3e3)])
+def test_large_samples_do_not_end_training(batch, scale):
+    """Neither in the first step, whose loss then tells the units, nor in a later one."""
+    config = run_file(["train.optimizer.lr=1e-30"], text=VECTORS)
+    good = build_dataset(config, build_graph(config), "train", "float64")
+    [record] = train(config, dataset=Spoilt(good, int(Sampler(64, 8).order(0)[8 * batch]), scale)).records
+    assert record["loss"] > scale**2 / 1000
 
 
 def test_totals_weigh_by_samples():
@@ -303,3 +350,15 @@ def test_an_evaluation_that_is_not_finite_is_refused(procs):
 def test_dice_counts_hits_that_early_stop_can_watch():
     stop = ["train.loss=dice", "train.early_stop={patience: 9, metric: test_accuracy}"]
     assert all("test_accuracy" in r and "test_top5" not in r for r in train(run_file(stop, UNET)).records)
+
+
+@pytest.mark.parametrize("variant", ["mlperf", "spatial"])
+def test_cosmoflow_learns_as_it_is(variant):
+    """Initial weights and last activation of the published networks; a linear output of He's weights exploded at once."""
+    model = f"{{name: cosmoflow, input: [32, 32, 32, 4], width: 0.25, variant: {variant}}}"
+    config = run_file(
+        [f"model={model}", "data.samples=8", "train.epochs=4", "engine.dtype=float32", "train.optimizer.momentum=0.9"],
+        COSMOFLOW,
+    )
+    first, *_, last = (r["loss"] for r in train(config).records)
+    assert last < first < 1.2**2 + 1  # targets lie between 0 and 1, outputs between -1.2 and 1.2

@@ -125,6 +125,8 @@ def _apply(
             return functional.linear(x, w, b)
         case "relu" | "sigmoid":
             return getattr(torch, op.kind)(x)
+        case "tanh":
+            return op.scale * torch.tanh(x)
         case "leaky_relu":
             return functional.leaky_relu(x, op.slope)
         case "add":

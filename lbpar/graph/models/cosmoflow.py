@@ -40,24 +40,25 @@ def cosmoflow(
 
     Notes
     -----
-    Scale the samples (log(1 + x)) beforehand. The output is linear: the originals' final 1.2 * tanh, which only
-    bounds the estimate, is left out.
+    Scale the samples (log(1 + x)) and the targets (to [-1, 1]) beforehand; the last activation is 1.2 * tanh(x). Initial weights are
+    those of the originals: Glorot's for "mlperf", He's for "spatial".
     """
     if len(input) != 4 or min(input[:-1]) < 8:
         raise GraphError(f"input: got {list(input)}, expected [D, H, W, C] with extents of at least 8.")
     mlperf = variant == "mlperf"
     first, most = (32, 512) if mlperf else (16, 256)
+    init: Literal["he", "glorot"] = "glorot" if mlperf else "he"
     g = GraphBuilder(input, name="cosmoflow")
     x = g.input
     for i in range(1, min(input[:-1]).bit_length() - 2):
         filters = scaled(min(first * 2 ** (i - 1), most), width)
-        x = g.conv(x, filters, 3, pad=1, bias=not norm, name=f"conv{i}")
+        x = g.conv(x, filters, 3, pad=1, bias=not norm, init=init, name=f"conv{i}")
         if norm:
             x = g.norm(x, momentum=0.01, name=f"norm{i}")
         x = g.leaky_relu(x, 0.3, name=f"act{i}")
         x = g.max_pool(x, 2, name=f"pool{i}") if mlperf else g.avg_pool(x, 3, 2, 1, name=f"pool{i}")
     x = g.flatten(x, name="flatten")
     for i, features in enumerate((128, 64) if mlperf else (2048, 256), 1):
-        x = g.leaky_relu(g.linear(x, scaled(features, width), name=f"fc{i}"), 0.3, name=f"fc{i}.act")
+        x = g.leaky_relu(g.linear(x, scaled(features, width), init=init, name=f"fc{i}"), 0.3, name=f"fc{i}.act")
         x = g.dropout(x, dropout, name=f"fc{i}.dropout")
-    return g.build(g.linear(x, classes, name="fc3"))
+    return g.build(g.tanh(g.linear(x, classes, init=init, name="fc3"), 1.2, name="output"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape
@@ -18,6 +18,7 @@ class Linear(Op):
 
     features: int
     bias: bool = True
+    init: Literal["he", "glorot"] = "he"
     kind: ClassVar[str] = "linear"
     weighted: ClassVar[bool] = True
 
@@ -34,7 +35,7 @@ class Linear(Op):
 
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         n, c = xs[0]
-        out = {"weight": Param(self._operands(n, c)["weight"].dims, "he", "weight", c, self.features)}
+        out = {"weight": Param(self._operands(n, c)["weight"].dims, self.init, "weight", c, self.features)}
         if self.bias:
             out["bias"] = Param((Index(self.features, ("F",)),), "zeros", "bias")
         return out

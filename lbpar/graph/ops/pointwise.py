@@ -75,6 +75,17 @@ class Sigmoid(_Activation):
 
 
 @dataclass(frozen=True)
+class Tanh(_Activation):
+    """scale * tanh(x)."""
+
+    scale: float = 1.0
+    kind: ClassVar[str] = "tanh"
+
+    def attrs(self) -> tuple[tuple[str, object], ...]:
+        return (("scale", self.scale),)
+
+
+@dataclass(frozen=True)
 class Add(Pointwise):
     """Sum of the inputs; dy passes to each unchanged."""
 
