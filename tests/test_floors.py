@@ -80,3 +80,23 @@ def test_the_walk_sees_hidden_imports(tmp_path: Path) -> None:
         "def f():\n    import mpi4py.MPI\n    from lbpar.solver.search import best\n    from lbpar import cost\n"
     )
     assert imports(source) == {"mpi4py.MPI", "lbpar.solver.search", "lbpar.cost"}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Directly or through others, imports inside functions included."""
+    names = {
+        ".".join(p.with_suffix("").relative_to(ROOT.parent).parts).removesuffix(".__init__"): p
+        for p in ROOT.rglob("*.py")
+    }
+    graph = {n: {i for i in imports(p) if i in names and i != n} for n, p in names.items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"imports go round: {' -> '.join((*path[path.index(name) :], name))}"
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())

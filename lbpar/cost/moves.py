@@ -147,8 +147,8 @@ def _exchange(extent: int, s: Cut, t: Cut, axes: Axes, grid: Grid) -> tuple[int,
     # Blocks of an extent that all axes divide are multiples of those of the smallest such extent.
     scale = extent // grid.size if plain and extent % grid.size == 0 else 1
     least = extent // scale
-    ends = (Dim(least, (least,), a) if d is None else replace(d, axes=a) for a, d in (s, t))
-    sent, readers, kept = largest_exchange(*ends, axes, grid)
+    src, dst = (Dim(least, (least,), a) if d is None else replace(d, axes=a) for a, d in (s, t))
+    sent, readers, kept = largest_exchange(src, dst, axes, grid)
     return sent * scale, readers, kept * scale
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import move_price
 from lbpar.cost.traffic import longest
+from lbpar.graph.loops import Kernel
 from lbpar.layout.exchange import allreduce_volume
+from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Layout
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 
@@ -129,12 +132,8 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
 def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer: str) -> StepPrice:
     match step:
         case Compute():
-            grid, op_grid = program.plan.grid, program.plan[owner(step, program)]
-            local = local_extents(step.kernel, grid, op_grid)
-            ways = {loop: grid.ways(axes) for loop, axes in op_grid.items()}
-            turns = machine.turns(busy(step.kernel, ways, grid.size), grid.size)
-            seconds = float(kernel_seconds(machine, step.kernel, local, dtype) * turns)
-            work = float(flops(step.kernel, local))
+            op_grid = tuple(program.plan[owner(step, program)].items())
+            seconds, work = _kernel(step.kernel, program.plan.grid, op_grid, machine, dtype)
             return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
         case Start():
             item = item_bytes(program.buffers[step.src].dtype, dtype)
@@ -163,6 +162,17 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
             return StepPrice("none", "", "forward", 0.0, what="free")
 
 
+@lru_cache(maxsize=1 << 15)
+def _kernel(
+    kernel: Kernel, grid: Grid, op_grid: tuple[tuple[str, Axes], ...], machine: Machine, dtype: str
+) -> tuple[float, float]:
+    """Seconds and operations of a kernel on the largest block."""
+    local = local_extents(kernel, grid, dict(op_grid))
+    ways = {loop: grid.ways(axes) for loop, axes in op_grid}
+    turns = machine.turns(busy(kernel, ways, grid.size), grid.size)
+    return float(kernel_seconds(machine, kernel, local, dtype) * turns), float(flops(kernel, local))
+
+
 def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> StepPrice:
     """Several allreduces in one message: one latency, all their bytes."""
     first = step.starts[0].move
@@ -183,6 +193,7 @@ def owner(step: Compute, program: Program) -> str:
     return next(params, step.node)
 
 
+@lru_cache(maxsize=1 << 15)
 def layout_size(layout: Layout) -> int:
     """Elements of the largest block of a layout."""
     return prod(longest(d, layout.grid) for d in layout.dims)

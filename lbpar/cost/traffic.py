@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
+from lbpar.cost.kernel_time import largest_block
 from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
@@ -21,7 +23,9 @@ from lbpar.layout.runs import intersect, length
 from lbpar.layout.transition import Move
 
 # Pairs of blocks of one dimension that may be compared; beyond, blocks are sampled.
-PAIRS = 1 << 22
+PAIRS = 1 << 20
+# The same where only the largest exchange is asked for.
+SAMPLED_PAIRS = 1 << 17
 
 Coords = Mapping[int, np.ndarray]
 
@@ -177,13 +181,45 @@ def _lengths(dim: Dim, grid: Grid) -> _Table:
 
 def longest(dim: Dim, grid: Grid) -> int:
     """Most indices of a dimension that any rank holds."""
+    if dim.window is None and len(dim.factors) == 1:
+        return largest_block(dim.extent, dim.axes[0], grid)
     return int(_lengths(dim, grid).values.max())
 
 
-@lru_cache(maxsize=1 << 16)
 def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
     """Of one dimension, at the coordinates where most leaves: indices sent to members of a group (kept ones included), members that
     get any, indices kept."""
+    if s.window is d.window is None and len(s.factors) == len(d.factors) == 1:
+        even = _even_exchange(s.axes[0], d.axes[0], axes, grid)
+        if even is not None and s.extent % even[0] == s.extent % even[1] == 0:
+            held, wanted = s.extent // even[0], s.extent // even[1]
+            return held // even[2], even[3], 0 if even[4] else min(held, wanted)
+    return _largest_exchange(s, d, axes, grid)
+
+
+@lru_cache(maxsize=1 << 16)
+def _even_exchange(x: Axes, y: Axes, axes: Axes, grid: Grid) -> tuple[int, int, int, int, bool] | None:
+    """Parts of two cuts into even blocks; into how many parts a reader's share of a block falls; readers; whether a block leaves.
+
+    A place in a cut is a digit of the index. Where both cut, one reader per digit wants what is held; beyond, all values of a digit are
+    held, for as many readers as it has. None where the digits differ in size.
+    """
+    held, wanted = ([(a, i, p) for a in cut for i, p in enumerate(_primes(grid.sizes[a]))] for cut in (x, y))
+    places = list(zip(held, wanted, strict=False))
+    if any(a[2] != b[2] for a, b in places):
+        return None
+    more = wanted[len(held) :]
+    share, readers = (prod(p for a, _, p in more if (a in axes) == moved) for moved in (False, True))
+    return grid.ways(x), grid.ways(y), share, readers, any(b[0] in axes for a, b in places if a != b)
+
+
+@lru_cache(maxsize=1 << 10)
+def _primes(size: int) -> tuple[int, ...]:
+    return Grid.of(size).sizes
+
+
+@lru_cache(maxsize=1 << 16)
+def _largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
     if len(s.factors) > 1 or len(d.factors) > 1:
         (sent, readers), kept = _sent(s, d, axes, grid), _kept(s, d, grid)
         where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
@@ -210,8 +246,8 @@ def _members(grid: Grid, axes: Axes) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (all, or a sample of many) and the ranks of each one's group."""
     steps, where = grid.strides, _enumerate(axes, grid)
     rank = np.arange(grid.size)
-    if grid.size * grid.ways(axes) > PAIRS:
-        rank = np.unique(np.linspace(0, grid.size - 1, max(64, PAIRS // grid.ways(axes))).astype(int))
+    if grid.size * grid.ways(axes) > SAMPLED_PAIRS:
+        rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // grid.ways(axes))).astype(int))
     first = rank - sum((rank // steps[a] % grid.sizes[a] * steps[a] for a in axes), np.zeros_like(rank))
     return rank, first[:, None] + sum((where[a] * steps[a] for a in axes), np.zeros(1, int))
 

@@ -8,6 +8,7 @@ operand; legal grids, layouts, collectives, halos and local shapes follow from t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
@@ -117,6 +118,13 @@ class Kernel:
     attrs: tuple[tuple[str, Any], ...] = ()
     flops: int = 0
     push: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.loops, self.reads, self.writes, self.attrs))
 
     def extent(self, loop: str) -> int:
         """Extent of a loop."""

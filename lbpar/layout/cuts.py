@@ -85,6 +85,7 @@ class Cuts:
         self._plain: list[int] = []
         self._arrays: tuple[Ints, Ints] | None = None
         self._pairs: dict[tuple[int, int], Pair] = {}
+        self._sums: dict[tuple[int, int, int, int], int] = {}
         self._tables: list[NDArray[Any]] = []
         self.indexed: dict[Any, int] = {}  # cuts that loops give an index, of `lbpar.layout.many`
         self.number(Dim.whole(1))
@@ -186,6 +187,13 @@ class Cuts:
         return out
 
     def _scattered(self, c: int, d: int, new: int, at_once: int) -> int:
+        key = (c, d, new, at_once)
+        known = self._sums.get(key)
+        if known is None:
+            known = self._sums[key] = self._scatter(*key)
+        return known
+
+    def _scatter(self, c: int, d: int, new: int, at_once: int) -> int:
         x, y = self._dims[c], self._dims[d]
         if not new or x.window is not None:
             return c

@@ -16,7 +16,8 @@ from lbpar.papers.collectives import Form
 from lbpar.papers.optcnn_models import optcnn_graph
 from lbpar.papers.pase_models import pase_graph
 from lbpar.papers.records import LayerRecord
-from lbpar.solver.search import EdgeTable, Solution, minimise
+from lbpar.solver.run import Solution
+from lbpar.solver.search import EdgeTable, minimise
 
 
 def search_tables(

@@ -24,13 +24,15 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.plan.assign import assign
 from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
+from lbpar.plan.pricing import Pricing
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
-from lbpar.plan.tables import Pricing, Tables, build_tables
+from lbpar.plan.tables import Tables, build_tables
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.solver.search import Solution, minimise
+from lbpar.solver.run import Solution
+from lbpar.solver.search import minimise
 from lbpar.text import human_bytes, nearest
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.

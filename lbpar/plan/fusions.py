@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +17,12 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.loops import Kernel
 from lbpar.layout.cuts import distinct
 from lbpar.layout.grid import Grid
+from lbpar.plan.pricing import NodeTable, Pricing
 from lbpar.program.fuse import WHOLE_CHANNELS, fuse, without_copies
 from lbpar.program.lowering import Lowering
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Step, Sum, reads, writes
 from lbpar.solver.search import EdgeTable
-
-if TYPE_CHECKING:
-    from lbpar.plan.tables import NodeTable, Pricing
 
 #: Stands for what a sum of gradients writes.
 SUM = "sum"

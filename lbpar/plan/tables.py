@@ -8,250 +8,26 @@ are fused wherever nothing moves between them are priced so, and gradients as th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import reduce
-from math import prod
 from operator import or_
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
-from lbpar.cost.kernel_time import busy, item_bytes, kernel_seconds
-from lbpar.cost.machine import Machine
-from lbpar.cost.moves import Floats, MovePrices, move_prices
-from lbpar.cost.price import SLOTS
 from lbpar.graph.graph import Graph, Node
-from lbpar.graph.loops import Kernel
-from lbpar.layout.cuts import Ints, distinct, pick
-from lbpar.layout.grid import Grid
-from lbpar.layout.many import Layouts, OpGrids, Place
-from lbpar.layout.transition import Stage, stages
+from lbpar.layout.cuts import Ints, distinct
+from lbpar.layout.many import Layouts, Place
+from lbpar.layout.transition import stages
 from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.fusions import Fusion, fusions
-from lbpar.program.fuse import COPY
-from lbpar.program.lowering import Copy, Lowering, wanted_gradients
-from lbpar.program.order import BUCKET_BYTES
-from lbpar.program.plan import Plan
-from lbpar.program.steps import Compute
+from lbpar.plan.group import Group
+from lbpar.plan.pricing import NodeTable, Pricing
+from lbpar.program.lowering import Copy, wanted_gradients
 from lbpar.solver.search import EdgeTable
 
 #: Idle axes are considered where computation takes at most so many times the best.
 IDLE = 1.5
-
-
-@dataclass
-class Pricing:
-    """What the planner prices with, and its memory of what it has priced."""
-
-    machine: Machine
-    grid: Grid
-    dtype: str = "float32"
-    optimizer: str = "momentum"
-    moves: MovePrices = field(init=False)
-    memo: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.moves = move_prices(self.machine, self.grid)
-
-    @property
-    def shares_cores(self) -> bool:
-        """Whether there are more processes than cores."""
-        return bool(self.machine.turns(self.grid.size, self.grid.size) > 1)
-
-    def item(self, dtype: str | None = None) -> int:
-        """Bytes per element."""
-        return item_bytes(dtype, self.dtype)
-
-    def kernel(self, kernel: Kernel, op_grids: OpGrids) -> Floats:
-        """Seconds of a kernel on the largest block that each op grid gives."""
-        cuts, machine, procs = self.moves.cuts, self.machine, self.grid.size
-        local = {loop: self.moves.lengths(e)[op_grids[loop]] if loop in op_grids else e for loop, e in kernel.loops}
-        seconds = kernel_seconds(machine, kernel, local, self.dtype)
-        if machine.file.cores is not None:
-            ways = {loop: self.moves.ways[cuts.mask(c)] for loop, c in op_grids.items()}
-            seconds = seconds * machine.turns(busy(kernel, ways, procs), procs)
-        return seconds
-
-    def stages(self, src: Layouts, dst: Layouts, *, outer: bool = False) -> list[Stage]:
-        """Stages from each layout to the one at the same place, or to every one (``outer``: places row by row)."""
-        key = (outer, src.key[1:], dst.key[1:])
-        known = self.memo.get(key)
-        if known is None:
-            a, b = (slice(None), None) if outer else slice(None), (None, slice(None)) if outer else slice(None)
-            size = (src.partial.size, dst.partial.size) if outer else (src.partial.size,)
-            ends = [d[a] for d in src.dims], [d[b] for d in dst.dims]
-            known = stages(self.moves.cuts, *ends, src.partial[a], dst.partial[b], shape=size)
-            self.memo[key] = known
-        return known
-
-    def table(self, src: Layouts, dst: Layouts) -> Floats:
-        """Seconds from each of some layouts to each of others."""
-        key = ("table", src.key, dst.key)
-        known = self.memo.get(key)
-        if known is None:
-            known = np.zeros(src.partial.size * dst.partial.size)
-            for s in self.stages(src, dst, outer=True):
-                known[s.at] += self.moves.stage(s, src.shape, self.item())
-            known = self.memo[key] = known.reshape(src.partial.size, dst.partial.size)
-        return known
-
-    def bucketed(self, layouts: Layouts, axes: Ints, full: Floats, item: int) -> Floats:
-        """Seconds of an allreduce that fills a part of a message: its bytes, and its share of the start."""
-        size = self.moves.size(layouts.shape, layouts.dims)
-        p, (term, _) = self.moves.ways[axes], self.moves.terms("allreduce", axes)
-        packing = np.where(full < 1, self.machine.copy_seconds(2 * size * item), 0)
-        return pick(axes > 0, term.start * full + term.byte * 2 * size * item * (p - 1) / p + packing, 0.0)
-
-
-@dataclass(frozen=True)
-class _Moves:
-    """A transition of many layouts, as lowering sees it: one move."""
-
-    kind: str
-    src: Layouts
-    dst: Layouts
-    stages: list[Stage]
-
-
-class _Alone(Lowering):
-    """Lowers one group for all its candidates and prices what it does instead of noting it."""
-
-    def __init__(self, graph: Graph, batch: int, nodes: Sequence[Node], op_grids: OpGrids, pricing: Pricing) -> None:
-        plan = Plan(pricing.grid, {n.name: op_grids for n in nodes})  # type: ignore[misc]
-        super().__init__(graph, plan, batch, nodes=nodes)
-        self.nodes, self.op_grids, self.pricing = nodes, op_grids, pricing
-        self.inside = {n.name for n in nodes}
-        zero = np.zeros(next(iter(op_grids.values())).size if op_grids else 1)
-        self.local, self.moved, self.summed = zero, zero, zero
-        self.kernels: dict[tuple[str, str], Floats] = {}
-        self.crosses: dict[str, Ints] = {}  # value -> whether it moves
-        self.messages: list[tuple[Ints, Floats]] = []
-        self.kept: set[str] = set()  # buffers that wait for the backward pass
-        self.parts: dict[str, list[Copy]] = {}
-
-    def is_fed(self, value: str) -> bool:
-        return ":" not in value and value not in self.inside and value in self.graph
-
-    def layout(self, kernel, operand, op_grid, *, written=False):  # type: ignore[no-untyped-def, override]
-        return Layouts.of(operand, kernel, self.grid, op_grid, written=written)
-
-    def moves(self, src, dst):  # type: ignore[no-untyped-def, override]
-        found = self.pricing.stages(src, dst)
-        return (_Moves("allreduce" if src.partial.any() else "p2p", src, dst, found),) if found else ()
-
-    def accumulated(self, ghosted):  # type: ignore[no-untyped-def, override]
-        if not ghosted.has_ghosts:
-            return ()
-        cuts, plain = self.pricing.moves.cuts, ghosted.plain
-        axes = reduce(or_, (pick(cuts.ghosts(d), cuts.mask(d), 0) for d in ghosted.dims))
-        at = np.flatnonzero(axes)
-        src, dst = (tuple(d[at] for d in x.dims) for x in (ghosted, plain))
-        return (_Moves("accumulate", ghosted, plain, [Stage("accumulate", axes[at], src, dst, at)]),)
-
-    def move(self, move, src, node):  # type: ignore[no-untyped-def, override]
-        dtype = self.buffers[src].dtype
-        seconds = np.zeros_like(self.local)
-        for s in move.stages:
-            seconds[s.at] += self.pricing.moves.stage(s, move.src.shape, self.pricing.item(dtype))
-            self.crosses[src] = self.crosses.get(src, np.zeros(seconds.shape, bool))
-            self.crosses[src][s.at] = True
-        if ":grad" in src or (self.phase == "update" and move.kind == "allreduce"):
-            axes = move.src.partial & ~move.dst.partial
-            shards = reduce(or_, (self.pricing.moves.cuts.mask(d) for d in move.src.dims))
-            full = 4 * prod(move.src.shape) / self.pricing.moves.ways[shards] / BUCKET_BYTES
-            seconds = self.pricing.bucketed(move.src, axes, np.minimum(full, 1), self.pricing.item(dtype))
-            if ":grad" in src:
-                self.messages.append((axes, full))
-                self.summed = self.summed + seconds
-        self.moved = self.moved + seconds
-        return self.buffer(src.split("@")[0], move.dst, dtype)
-
-    def compute(self, step: Compute) -> None:
-        if step.kernel.name == COPY:
-            return
-        seconds = self.pricing.kernel(step.kernel, self.op_grids)
-        self.kernels[step.node, step.kernel.writes[0].value] = seconds
-        self.local = self.local + seconds
-        if step.phase == "backward":
-            self.kept |= {b for b in step.reads if b in self.waiting}
-
-    def price(self, wanted: Mapping[str, frozenset[str]]) -> _Alone:
-        """Forward, backward from a complete gradient of the output, update, optimizer."""
-        for node in self.nodes:
-            self.node_forward(node)
-        self.waiting = set(self.buffers) - set(self.params)
-        self.phase = "backward"
-        for node in reversed(self.nodes):
-            if wanted[node.name]:
-                if node is not self.graph.loss:
-                    self.hold(f"{node.name}:dy", self.grad_layout(node))
-                self.node_backward(node, wanted[node.name], self.parts)
-        self.phase = "update"
-        for node in self.nodes:
-            for k in node.op.update(self.xs[node.name]):
-                self.kernel(node, k)
-        turns = self.pricing.machine.turns(self.grid.size, self.grid.size)
-        for name in self.grads:
-            size, slots = self.bytes(name), SLOTS[self.pricing.optimizer]
-            self.local = self.local + self.pricing.machine.update_seconds(size, slots) * turns
-        return self
-
-    def bytes(self, buffer: str) -> Floats:
-        """Bytes of a buffer on the rank with the largest block."""
-        b = self.buffers[buffer]
-        return self.pricing.moves.size(b.layout.shape, b.layout.dims) * self.pricing.item(b.dtype)
-
-    def memory(self, spared: set[str]) -> Floats:
-        """Bytes that stay until the backward pass, but for ``spared`` buffers; parameters and their companions included."""
-        held = sum((self.bytes(b) for b in self.kept - spared), np.zeros_like(self.local))
-        for name in self.params:
-            held = held + self.bytes(name) * (2 + SLOTS[self.pricing.optimizer] if name in self.grads else 1)
-        return held
-
-
-@dataclass(eq=False)
-class NodeTable:
-    """All candidates of one op (with what follows it).
-
-    ``seconds``: node cost; ``compute``: its local part; ``summed``: the sums of weight gradients, which computation can hide;
-    ``memory``: bytes that stay until the backward pass, parameters and their companions included; ``y``: layouts of the output;
-    ``xs``, ``dxs``: of each input (in order, equal ones once) those in which it is read, and those of its gradient;
-    ``gradients``: of each parameter's gradient the axes (as bits) over which it is summed, and how much of a message it fills;
-    ``kernels``: seconds of every kernel, by member and what it writes; ``crosses``: which values of an op move inside it;
-    ``op_grids``: the candidates as numbers of cuts.
-    """
-
-    grids: Sequence[OpGrid]
-    seconds: Floats
-    compute: Floats
-    summed: Floats
-    memory: Floats
-    y: Layouts
-    xs: list[list[Layouts]]
-    dxs: list[list[Layouts]]
-    gradients: list[tuple[Ints, Floats]]
-    kernels: dict[tuple[int, str], Floats]
-    crosses: dict[tuple[int, str], Ints]
-    op_grids: OpGrids
-
-    def take(self, keep: Ints) -> NodeTable:
-        """The same for some of the candidates only."""
-
-        def cut(s: Layouts) -> Layouts:
-            return replace(s, dims=tuple(d[keep] for d in s.dims), partial=s.partial[keep])
-
-        return replace(
-            self,
-            grids=[self.grids[i] for i in keep],
-            **{name: getattr(self, name)[keep] for name in ("seconds", "compute", "summed", "memory")},
-            y=cut(self.y),
-            xs=[[cut(s) for s in each] for each in self.xs],
-            dxs=[[cut(s) for s in each] for each in self.dxs],
-            gradients=[(axes[keep], full[keep]) for axes, full in self.gradients],
-            kernels={k: v[keep] for k, v in self.kernels.items()},
-            crosses={k: v[keep] for k, v in self.crosses.items()},
-            op_grids={loop: c[keep] for loop, c in self.op_grids.items()},
-        )
 
 
 @dataclass
@@ -420,7 +196,7 @@ class _Builder:
                 ways = ({loop: pricing.grid.ways(axes) for loop, axes in g.items()} for g in grids)
                 grids = tuple(g for g, w in zip(grids, ways, strict=True) if op.trains(shapes, w)) or grids
             op_grids = self.op_grids(grids, tuple(loops))
-            low = _Alone(graph, self.batch, members, op_grids, pricing).price(self.wanted)
+            low = Group(graph, self.batch, members, op_grids, pricing).price(self.wanted)
             spared = {f"{m.name}:y" for m, k in zip(members, kept, strict=True) if k}
             seconds = low.local + low.moved
             for m, count in zip(members, returned, strict=True):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from lbpar.graph.graph import Graph, Node
-from lbpar.graph.loops import Kernel, Operand, Shape
-from lbpar.graph.op import Input
+from lbpar.graph.loops import Kernel, Shape
+from lbpar.graph.op import Input, Op
+from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move, accumulate, transition
 from lbpar.program.fuse import fuse
@@ -94,7 +96,7 @@ class Lowering:
         self.grads: dict[str, str] = {}  # parameter -> buffer of its complete gradient
         nodes = graph.ops if nodes is None else nodes
         self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in nodes}
-        self.param_names = {n.name: set(n.op.params(self.xs[n.name])) for n in nodes}
+        self.param_names = {n.name: _param_names(n.op, self.xs[n.name]) for n in nodes}
         self.phase: Phase = "forward"
 
     # Values and their copies.
@@ -166,14 +168,14 @@ class Lowering:
 
     def kernel(self, node: Node, kernel: Kernel) -> dict[str, str]:
         """Emit one kernel and what it needs; returns the buffers it writes, by short name."""
-        op_grid = self.plan[node.name]
+        here, there = self.layouts(node, kernel)
         read = [
-            self.fetch(self.value(node, o.value), self.layout(kernel, o, op_grid), node, o.dtype) for o in kernel.reads
+            self.fetch(self.value(node, o.value), layout, node, o.dtype)
+            for o, layout in zip(kernel.reads, here, strict=True)
         ]
         written = {}
-        for o in kernel.writes:
+        for o, layout in zip(kernel.writes, there, strict=True):
             value = self.value(node, o.value)
-            layout = self.layout(kernel, o, op_grid, written=True)
             in_place = value in self.params and value in self.copies
             written[o.value] = self.copies[value][0].buffer if in_place else self.hold(value, layout, o.dtype)
         self.compute(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
@@ -182,8 +184,9 @@ class Lowering:
     def compute(self, step: Compute) -> None:
         self.steps.append(step)
 
-    def layout(self, kernel: Kernel, operand: Operand, op_grid: object, *, written: bool = False) -> Layout:
-        return Layout.of(operand, kernel, self.grid, op_grid, written=written)  # type: ignore[arg-type]
+    def layouts(self, node: Node, kernel: Kernel) -> tuple[Sequence[Layout], Sequence[Layout]]:
+        """Layouts of what a kernel reads and of what it writes."""
+        return _layouts(kernel, self.grid, tuple(self.plan[node.name].items()))
 
     # Phases.
 
@@ -206,12 +209,12 @@ class Lowering:
 
     def node_forward(self, node: Node) -> None:
         xs = self.xs[node.name]
-        kernels = node.op.forward(xs, self.training)
-        for k in (*kernels, *node.op.update(xs)):
-            for o in k.reads:
+        kernels = _forward(node.op, xs, self.training)
+        for k in (*kernels, *_update(node.op, xs)):
+            for o, layout in zip(k.reads, self.layouts(node, k)[0], strict=True):
                 name = f"{node.name}.{o.value}"
                 if o.value in self.param_names[node.name] and name not in self.params:
-                    self.params[name] = self.layout(k, o, self.plan[node.name])
+                    self.params[name] = layout
                     self.hold(name, self.params[name], o.dtype)
         for k in kernels:
             self.kernel(node, k)
@@ -237,7 +240,7 @@ class Lowering:
                 self.gather_dy(node, parts.pop(node.name))
 
     def node_backward(self, node: Node, wanted: frozenset[str], parts: dict[str, list[Copy]]) -> None:
-        for k in node.op.backward(self.xs[node.name], wanted):
+        for k in _backward(node.op, self.xs[node.name], wanted):
             for short, buffer in self.kernel(node, k).items():
                 self._deliver(node, k, short, buffer, parts)
 
@@ -274,11 +277,10 @@ class Lowering:
 
     def grad_layout(self, node: Node) -> Layout:
         """Where a node wants its dy: the layout in which it wrote y, complete."""
-        kernels = node.op.forward(self.xs[node.name], self.training)
-        for k in kernels:
-            for o in k.writes:
+        for k in _forward(node.op, self.xs[node.name], self.training):
+            for o, layout in zip(k.writes, self.layouts(node, k)[1], strict=True):
                 if o.value == "y":
-                    return self.layout(k, o, self.plan[node.name], written=True).complete
+                    return layout.complete
         raise AssertionError(f"{node.name} writes no y")
 
     def _sum(self, value: str, buffers: Sequence[str], layout: Layout) -> str:
@@ -291,7 +293,7 @@ class Lowering:
     def update(self) -> None:
         self.phase = "update"
         for node in self.graph.ops:
-            for k in node.op.update(self.xs[node.name]):
+            for k in _update(node.op, self.xs[node.name]):
                 self.kernel(node, k)
         if self.gradients == "accumulate":
             return
@@ -310,6 +312,38 @@ class Lowering:
             self.results,
             {value: held[0].buffer for value, held in self.copies.items()},
         )
+
+
+# Networks repeat their blocks, and plans their grids: what follows from an op and its shapes alone is made once.
+
+
+@lru_cache(maxsize=1 << 12)
+def _param_names(op: Op, xs: tuple[Shape, ...]) -> frozenset[str]:
+    return frozenset(op.params(xs))
+
+
+@lru_cache(maxsize=1 << 12)
+def _forward(op: Op, xs: tuple[Shape, ...], training: bool) -> tuple[Kernel, ...]:
+    return op.forward(xs, training)
+
+
+@lru_cache(maxsize=1 << 12)
+def _backward(op: Op, xs: tuple[Shape, ...], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+    return op.backward(xs, wanted)
+
+
+@lru_cache(maxsize=1 << 12)
+def _update(op: Op, xs: tuple[Shape, ...]) -> tuple[Kernel, ...]:
+    return op.update(xs)
+
+
+@lru_cache(maxsize=1 << 14)
+def _layouts(
+    kernel: Kernel, grid: Grid, op_grid: tuple[tuple[str, Axes], ...]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    ways = dict(op_grid)
+    reads = tuple(Layout.of(o, kernel, grid, ways) for o in kernel.reads)
+    return reads, tuple(Layout.of(o, kernel, grid, ways, written=True) for o in kernel.writes)
 
 
 def wanted_gradients(graph: Graph, input_grad: bool = False) -> dict[str, frozenset[str]]:

@@ -20,7 +20,7 @@ import numpy as np
 from lbpar.errors import PlanError
 from lbpar.solver.factors import Factor, Floats, Ints, Problem, Workshop, row
 from lbpar.solver.prune import restrict
-from lbpar.solver.search import CHEAP_CELLS, Found, Solution, run
+from lbpar.solver.run import CHEAP_CELLS, Found, Solution, run
 from lbpar.solver.tighten import narrow
 
 NODES = 60  # subproblems of the branch and bound

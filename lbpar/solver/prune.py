@@ -96,6 +96,23 @@ def restrict(problem: Problem, kept: list[Ints], workshop: Workshop) -> Problem:
     return Problem(unary, factors)
 
 
+def settle(problem: Problem) -> Problem:
+    """The same with the terms of variables that have no choice left added to those of the others, so that they connect nothing."""
+    fixed = [u.size == 1 for u in problem.unary]
+    unary, factors = list(problem.unary), []
+    for f in problem.factors:
+        left = [(v, m) for v, m in zip(f.scope, f.maps, strict=True) if not fixed[v]]
+        at = tuple(int(m.index[0]) if fixed[v] else slice(None) for v, m in zip(f.scope, f.maps, strict=True))
+        if len(left) == len(f.scope):
+            factors.append(f)
+        elif len(left) > 1:
+            factors.append(Factor(tuple(v for v, _ in left), tuple(m for _, m in left), f.table[at]))
+        else:
+            v, costs = (left[0][0], f.table[at][left[0][1].index]) if left else (f.scope[0], f.table[at])
+            unary[v] = unary[v] + costs
+    return Problem(unary, factors)
+
+
 def _take(unary: Floats, kept: Ints, workshop: Workshop) -> Floats:
     key = ("take", id(unary), id(kept))
     known: Floats | None = workshop.recall(key)

@@ -10,7 +10,8 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.plan.choose import Settings, choose_plan
-from lbpar.plan.tables import Pricing, build_tables
+from lbpar.plan.pricing import Pricing
+from lbpar.plan.tables import build_tables
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Start

@@ -14,7 +14,8 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of
-from lbpar.plan.tables import Pricing, build_tables, group_nodes
+from lbpar.plan.pricing import Pricing
+from lbpar.plan.tables import build_tables, group_nodes
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan

@@ -11,7 +11,7 @@ from lbpar.errors import PlanError
 from lbpar.papers.reduction import eliminate_to_k
 from lbpar.solver import bounded as bounded_module
 from lbpar.solver import factors as factors_module
-from lbpar.solver import search as search_module
+from lbpar.solver import run as search_module
 from lbpar.solver.bounded import mini_buckets
 from lbpar.solver.order import plan_order
 from lbpar.solver.prune import prune
