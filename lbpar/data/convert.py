@@ -19,7 +19,8 @@ from lbpar.data.folders import read_folder
 from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import destination
 from lbpar.data.pictures import SUFFIXES
-from lbpar.data.writer import Rows, Split, pieces, write
+from lbpar.data.pieces import Rows, pieces
+from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 
 Channels = Literal["auto", "last", "first", "none"]

@@ -131,10 +131,10 @@ class Hdf5Dataset:
             self._file.close()
         self._file = None
 
-    def stored_targets(self, first: int, last: int) -> Array:
-        """Whole targets of some samples in a row, as stored."""
+    def stored_targets(self, *where: slice) -> Array:
+        """Targets, sliced in their first dimensions, as stored."""
         with self._errors():
-            return self._open()[self._y][first:last]  # type: ignore[no-any-return]
+            return self._open()[self._y][where]  # type: ignore[no-any-return]
 
     def count_labels(self) -> Counter[int]:
         """How often each label occurs, for labels per sample."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbpar.data.pieces import Rows
 from lbpar.data.synthetic import SyntheticDataset
-from lbpar.data.writer import Rows, Split, write
+from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 
 

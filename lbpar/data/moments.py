@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lbpar.data.pieces import pieces
 from lbpar.errors import DataError
 
 Moments = NDArray[np.float64]
-_PIECE = 1 << 24  # bytes at a time, in float64
 
 
 def channel_moments(x: Any, scale: float = 1.0, where: str = "x") -> tuple[Moments, Moments]:
@@ -37,21 +36,19 @@ def channel_moments(x: Any, scale: float = 1.0, where: str = "x") -> tuple[Momen
     variances", 1979: pieces are merged by their means and sums of squares about them, so large offsets do no harm.
     """
     count, mean, squares = 0, np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
-    step = max(1, _PIECE // max(1, prod(x.shape[1:]) * 8))
     shift = np.asarray(x[:1], np.float64).reshape(-1, x.shape[-1])[
         :1
     ]  # differences from a first value are nearly exact
-    for at in range(0, len(x), step):
-        part = np.asarray(x[at : at + step], np.float64)
-        part = part.reshape(len(part), -1, part.shape[-1])
+    for index, part in pieces(x, 8):
+        part = part.astype(np.float64).reshape(len(part), -1, x.shape[-1])
         wrong = np.argwhere(~np.isfinite(part).all(axis=1))
         if len(wrong):
             sample, channel = wrong[0]
             raise DataError(
-                f"{where}: channel {channel} of sample {at + sample} holds values that are not finite, so there is no mean. "
+                f"{where}: channel {channel} of sample {index[0].start + sample} holds values that are not finite, so there is no mean. "
                 "Replace them, or leave --normalise out."
             )
-        part = part - shift
+        part -= shift
         new = part.shape[0] * part.shape[1]
         centre = part.mean(axis=(0, 1))
         part -= centre

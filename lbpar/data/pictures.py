@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.data.picture_file import CHANNELS, look
-from lbpar.data.writer import Rows
+from lbpar.data.pieces import Rows
 from lbpar.errors import DataError
 
 SUFFIXES = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf, isinf, prod
+from math import inf, isinf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.data.checks import is_label
+from lbpar.data.pieces import cuts
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
@@ -28,7 +29,7 @@ def check_targets(
     Parameters
     ----------
     dataset : Dataset
-        One that has ``stored_targets(first, last)`` is asked for these.
+        One that has ``stored_targets(*slices)`` is asked for these.
     classes : int, optional
         Labels must lie below it, and below the number that the dataset says.
     limits : (float, float), optional
@@ -66,12 +67,12 @@ def check_targets(
 
 
 def target_pieces(dataset: Any, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[int, Array]]:
-    """Yield a share of all targets as (first sample, targets of some samples)."""
-    stored = getattr(dataset, "stored_targets", lambda a, b: dataset.read_targets(np.arange(a, b)))
-    (k, n), rows = share, max(1, SCAN // max(1, prod(dataset.target_shape)))
+    """Yield a share of all targets as (first sample, targets, or a part of them, of some samples)."""
+    (k, n), stored = share, getattr(dataset, "stored_targets", None)
     first, last = (len(dataset) * i // n for i in (k, k + 1))
-    for at in range(first, last, rows):
-        part = stored(at, min(at + rows, last))
+    for rows, *space in cuts((last - first, *dataset.target_shape), SCAN, whole=stored is None):
+        at, end = first + rows.start, min(first + rows.stop, last)
+        part = stored(slice(at, end), *space) if stored else dataset.read_targets(np.arange(at, end))
         if part.size:
             yield at, part
 

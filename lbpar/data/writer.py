@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from lbpar.data.checks import check_samples, is_label
 from lbpar.data.new_file import check_room, destination, new_file
+from lbpar.data.pieces import pieces
 from lbpar.hdf5_file import uninterrupted
 
-Array = NDArray[Any]
 _MOST_NAMES = 3000  # an attribute holds 64 kB, a name takes 16 bytes there
-
-
-class Rows:
-    """Samples that are made or read a few at a time.
-
-    Parameters
-    ----------
-    shape : tuple of int, (samples, ...)
-    dtype : dtype
-    read : callable
-        Takes increasing indices, returns those samples.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, read: Callable[[NDArray[np.int64]], Array]) -> None:
-        self.shape, self.ndim, self.dtype, self._read = shape, len(shape), np.dtype(dtype), read
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Array:
-        return self._read(np.arange(*rows.indices(len(self))))
 
 
 @dataclass(frozen=True)
@@ -115,13 +93,6 @@ def write(
                 group["y"].attrs["classes"] = s.class_names if named else number
 
 
-def pieces(source: Any, size: int = 1 << 24) -> Iterator[tuple[int, Array]]:
-    """Yield (first sample, some samples) of about so many bytes."""
-    step = max(1, size // max(1, prod(source.shape[1:]) * source.dtype.itemsize))
-    for at in range(0, len(source), step):
-        yield at, np.asarray(source[at : at + step])
-
-
 def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], None]) -> list[int]:
     """Write one array; returns which samples hold values that are not finite."""
     options: dict[str, Any] = {}
@@ -129,13 +100,13 @@ def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], No
         options = {"compression": "gzip", "chunks": _chunk(source.shape, source.dtype.itemsize), "shuffle": True}
     out = group.create_dataset(name, source.shape, source.dtype.newbyteorder("="), **options)
     bad: list[int] = []
-    for at, part in pieces(source):
+    for where, part in pieces(source):
         if part.dtype.kind == "f":
-            bad += (at + np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))).tolist()
+            bad += (where[0].start + np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))).tolist()
         with uninterrupted():
-            out[at : at + len(part)] = part
+            out[where] = part
         check()
-    return bad
+    return list(dict.fromkeys(bad))
 
 
 def _chunk(shape: tuple[int, ...], itemsize: int, most: int = 1 << 20) -> tuple[int, ...]:

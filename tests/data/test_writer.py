@@ -15,7 +15,8 @@ import pytest
 from lbpar.data.__main__ import main
 from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import check_room, new_file
-from lbpar.data.writer import Rows, Split, _chunk, write
+from lbpar.data.pieces import Rows
+from lbpar.data.writer import Split, _chunk, write
 from lbpar.errors import DataError
 
 
@@ -138,7 +139,7 @@ def test_chunks_hold_one_sample_at_most() -> None:
 
 
 def test_channel_moments(monkeypatch) -> None:
-    monkeypatch.setattr("lbpar.data.moments._PIECE", 8 * 5 * 5 * 3 * 2)  # two samples at a time
+    monkeypatch.setattr("lbpar.data.pieces._BYTES", 8 * 5 * 5 * 3 * 2)  # two samples at a time
     x = np.random.default_rng(0).integers(0, 256, (7, 5, 5, 3), np.uint8)
     x[..., 2] = 9
     mean, std = channel_moments(x, 1 / 255)
@@ -147,9 +148,9 @@ def test_channel_moments(monkeypatch) -> None:
     assert std[2] == 1
 
 
-@pytest.mark.parametrize("piece", [1, 1 << 24])
+@pytest.mark.parametrize("piece", [8, 1 << 24])
 def test_large_offsets_do_no_harm(monkeypatch, piece: int) -> None:
-    monkeypatch.setattr("lbpar.data.moments._PIECE", piece)
+    monkeypatch.setattr("lbpar.data.pieces._BYTES", piece)
     rng = np.random.default_rng(3)
     spread = np.array([0.5, 1e-9, 1e-3, 0])
     x = np.array([1e8, 1e-3, -1e10, 0.1]) + spread * rng.choice([-1.0, 1.0], (64, 9, 4))
@@ -164,7 +165,7 @@ def test_large_offsets_do_no_harm(monkeypatch, piece: int) -> None:
 
 
 def test_moments_of_what_is_not_finite(monkeypatch) -> None:
-    monkeypatch.setattr("lbpar.data.moments._PIECE", 1)
+    monkeypatch.setattr("lbpar.data.pieces._BYTES", 8)
     x = np.zeros((4, 2, 3), np.float32)
     x[2, 1, 1] = np.nan
     with pytest.raises(DataError, match="channel 1 of sample 2 holds values that are not finite"):
