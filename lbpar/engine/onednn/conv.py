@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lbpar.engine.base import Array, Window
+from lbpar.engine.base import Array, LocalWindow, Window
 from lbpar.engine.onednn import cdef
-from lbpar.engine.onednn.library import Context, Primitive, Refused
+from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
+from lbpar.engine.windows import first_tap, tap_slices
 
 
 @dataclass(frozen=True)
 class Geometry:
     """A window in oneDNN's terms, on the part ``crop`` of the input (None where that is all of it)."""
 
+    win: Window
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
     crop: tuple[slice, ...] | None
     spatial: tuple[int, ...]
     strides: tuple[int, ...]
@@ -29,25 +33,28 @@ class Geometry:
 
     @classmethod
     def of(cls, win: Window, in_spatial: Sequence[int], out_spatial: Sequence[int]) -> Geometry:
-        """Translate; raise `Refused` where a dimension's windows see no input at all."""
+        """Translate; raise `Refused` where a dimension's windows read no input at all."""
         crop, spatial, before, after = [], [], [], []
         for dim, n_in, n_out in zip(win, in_spatial, out_spatial, strict=True):
             end = (n_out - 1) * dim.stride + (dim.kernel - 1) * dim.dilation + 1 - dim.pad  # one past the last read
             start = max(0, -dim.pad)
             # oneDNN takes inputs left over behind the last window up to, not including, one stride.
             stop = n_in if end > n_in - dim.stride else end
-            if stop <= start:
-                raise Refused("window outside the input")
+            if stop <= start or not any(_reading(dim, n_in, n_out)):
+                raise Refused("windows outside the input")
             crop.append(slice(start, stop))
             spatial.append(stop - start)
             before.append(max(0, dim.pad))
             after.append(end - stop)
         whole = all(c.stop - c.start == n for c, n in zip(crop, in_spatial, strict=True))
         return cls(
+            win,
+            tuple(in_spatial),
+            tuple(out_spatial),
             None if whole else (slice(None), *crop),
             tuple(spatial),
             tuple(dim.stride for dim in win),
-            tuple(dim.dilation - 1 for dim in win),
+            tuple(dim.dilation - 1 if dim.kernel > 1 else 0 for dim in win),
             tuple(before),
             tuple(after),
         )
@@ -64,8 +71,73 @@ class Geometry:
         return [list(part) for part in (self.strides, self.dilates, self.before, self.after)]
 
 
+def _reading(dim: LocalWindow, n_in: int, n_out: int) -> list[bool]:
+    """Per tap, whether it reads any input: dilation may step over the input, stride may leave it out."""
+    outputs = (tap_slices(dim, tap, n_in, n_out)[0] for tap in range(dim.kernel))
+    return [part.stop > part.start for part in outputs]
+
+
+def safe_type(geometry: Geometry, wanted: int, channels: int | None = None) -> int:
+    """The type in which oneDNN computes a convolution rightly: ``wanted``, else float32.
+
+    Fuzzing oneDNN 3.0, 3.1 and 3.2 (``tests/engine/fuzz_onednn.py``: poisoned memory between guard pages; AVX2, AVX-512, bfloat16
+    and AMX kernels; 1 to 4 threads) found their primitives wrong exactly so; nothing else failed in half a million cases:
+
+    * **bfloat16**, where an output reads padding only, in volumes: the kernel cannot be made, and after it no other one.
+    * **bfloat16 weight gradients**, where a tap reads padding only (its gradient is then stale memory or, in depth and height,
+      the call ends in a segmentation fault); where the depth is *tight*: padded in front, and the window of the first output
+      without padding in front ends behind the input, so that padding starts at the wrong output; where the height is dilated,
+      more than 28 outputs wide, and of channels that do not fill vectors of 16.
+    * **float32 weight gradients of volumes** (AVX-512), where a tap in depth or height reads padding only, or where the depth is
+      tight and strided.
+    * **Weight gradients of strided 1 x 1 kernels** of fewer channels than a vector has (8 or 16) write behind their scratch memory.
+
+    Such geometries are those of small blocks and odd layers, so all versions go round them; one that has none of these faults
+    would win next to nothing by being known here.
+
+    Parameters
+    ----------
+    geometry : Geometry
+    wanted : int
+        float32 or bfloat16.
+    channels : int, optional
+        Input channels of a group, for the weight gradient; None for y and dx.
+
+    Raises
+    ------
+    Refused
+        It is right in neither type.
+    """
+    dims = list(zip(geometry.win, geometry.inner, geometry.outer, strict=True))
+    idle_output = any((first_tap(*dim) < 0).any() for dim in dims)
+    if channels is None:
+        return cdef.F32 if idle_output else wanted
+    idle_tap = [not all(_reading(*dim)) for dim in dims]
+    volume = len(dims) == 3
+    tight = volume and _tight(*dims[0])
+    single = all(dim.kernel == 1 for dim in geometry.win)
+    if (volume and (any(idle_tap[:2]) or (tight and geometry.strides[0] > 1))) or (
+        single and max(geometry.strides) > 1 and channels < _VECTOR
+    ):
+        raise Refused("weight gradient that oneDNN gets wrong")
+    dilated = len(dims) > 1 and geometry.dilates[-2] > 0 and geometry.outer[-1] > 28 and channels % _VECTOR > 0
+    return cdef.F32 if idle_output or any(idle_tap) or tight or dilated else wanted
+
+
+_VECTOR = 16
+
+
+def _tight(dim: LocalWindow, n_in: int, n_out: int) -> bool:
+    """Whether the window of the first output without padding in front (or of the last output) ends behind the input."""
+    first = min(-(-dim.pad // dim.stride), n_out - 1)
+    return dim.pad > 0 and first * dim.stride - dim.pad + (dim.kernel - 1) * dim.dilation >= n_in
+
+
 FEW_ROWS = 4096
 """Positions up to which dw of a 1 x 1 convolution is faster as a matrix product (measured: 1.1 to 1.3 times)."""
+
+
+_NOTHING = bytes(64)
 
 
 class _Operand:
@@ -97,8 +169,10 @@ class _Operand:
         address = self.context.pointer(array)
         if self.reorder is None:
             return address
-        staged = self.context.area(self.area, self.nbytes)
+        # Kernels read channels in pairs: where their number is odd, one too many, times a weight of 0, which must not be NaN.
+        staged = self.context.area(self.area, self.nbytes + len(_NOTHING))
         self.reorder(address, staged)
+        self.context.ffi.memmove(staged + self.nbytes, _NOTHING, len(_NOTHING))
         return staged
 
     def stage(self, array: Array) -> Any:
@@ -113,10 +187,10 @@ class _Operand:
             self.reorder(staged, self.context.pointer(array))
 
 
-def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry) -> Primitive:
-    """A forward primitive, which backward ones ask for as a hint."""
-    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail)
-    return Primitive(context, "convolution_forward", (*arguments, context.attributes()), ())
+def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry) -> Any:
+    """A forward primitive's descriptor, which backward ones ask for."""
+    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail, context.attributes())
+    return Description(context, "convolution_forward", arguments).descriptor
 
 
 class Forward:
@@ -172,7 +246,7 @@ class BackwardData:
         self.run = Primitive(
             context,
             "convolution_backward_data",
-            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint.descriptor, context.attributes()),
+            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint, context.attributes()),
             ((cdef.ARG_DIFF_DST, dy), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DIFF_SRC, dx)),
         )
         plain = context.weights(w_shape, groups, plain=True)
@@ -205,7 +279,7 @@ class BackwardWeights:
         self.run = Primitive(
             context,
             "convolution_backward_weights",
-            (cdef.CONV_DIRECT, x, dw, db, dy, *geometry.tail, hint.descriptor, context.attributes()),
+            (cdef.CONV_DIRECT, x, dw, db, dy, *geometry.tail, hint, context.attributes()),
             [*memories, (cdef.ARG_DIFF_BIAS, db)] if bias else memories,
         )
         plain = context.weights(w_shape, groups, plain=True)

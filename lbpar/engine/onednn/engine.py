@@ -144,9 +144,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         def build() -> tuple[conv.Forward, tuple[slice, ...] | None]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], out)
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            plan = conv.Forward(
-                self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, self._compute
-            )
+            compute = conv.safe_type(geometry, self._compute)
+            plan = conv.Forward(self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, compute)
             return plan, geometry.crop
 
         return self._plan(key, build)
@@ -172,7 +171,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         def build() -> tuple[conv.BackwardData, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, inner, dy.shape[1:-1])
             x_shape = (dy.shape[0], *geometry.spatial, channels)
-            plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, self._compute)
+            compute = conv.safe_type(geometry, self._compute)
+            plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, compute)
             return plan, geometry.crop, x_shape
 
         return self._plan(key, build)
@@ -207,9 +207,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             if single and not bias and rows <= conv.FEW_ROWS and self._compute == cdef.F32:
                 return conv.PointwiseWeights(self._context, rows, x.shape[-1], dy.shape[-1]), None, w_shape
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            plan = conv.BackwardWeights(
-                self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, self._compute
-            )
+            compute = conv.safe_type(geometry, self._compute, w_shape[-1])
+            plan = conv.BackwardWeights(self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, compute)
             return plan, geometry.crop, w_shape
 
         return self._plan(key, build)

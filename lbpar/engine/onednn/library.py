@@ -212,14 +212,52 @@ class Context:
         return chain
 
 
-class Primitive:
-    """A oneDNN primitive with its argument list laid out; a call sets the addresses and runs it.
+class Description:
+    """What a primitive would be: by itself, a hint for backward primitives, which need no compiled kernel of it.
 
     Parameters
     ----------
     context
     create : name of the function ``dnnl_<create>_primitive_desc_create``
     arguments : what that function takes after the engine
+    """
+
+    __slots__ = ("_keep", "context", "descriptor")
+
+    def __init__(self, context: Context, create: str, arguments: Sequence[Any]) -> None:
+        context.use_threads()  # kernels size their scratchpads by the thread count at creation
+        out = context.ffi.new("void **")
+        function = getattr(context.lib, f"dnnl_{create}_primitive_desc_create")
+        head = () if create == "reorder" else (context.engine,)
+        context.library.check(function(out, *head, *arguments), create)
+        self.context = context
+        self.descriptor = context.ffi.gc(out[0], context.lib.dnnl_primitive_desc_destroy)
+        self._keep = arguments
+
+    def query(self, what: int) -> Any:
+        """Descriptor that the primitive chose for an argument."""
+        return self.context.lib.dnnl_primitive_desc_query_md(self.descriptor, what, 0)
+
+    def size(self, what: int) -> int:
+        """Bytes of the memory that a descriptor of the primitive asks for; 0 where it has none."""
+        desc = self.query(what)
+        return int(self.context.lib.dnnl_memory_desc_get_size(desc)) if desc != self.context.null else 0
+
+    @property
+    def implementation(self) -> str:
+        """oneDNN's name of the kernel it chose."""
+        out = self.context.ffi.new("const char **")
+        self.context.lib.dnnl_primitive_desc_query(self.descriptor, cdef.QUERY_IMPL, 0, out)
+        return str(self.context.ffi.string(out[0]).decode())
+
+
+class Primitive(Description):
+    """A oneDNN primitive with its argument list laid out; a call sets the addresses and runs it.
+
+    Parameters
+    ----------
+    context, create, arguments
+        As for `Description`.
     memories : (execution argument, descriptor) in the order in which a call gives addresses; a descriptor may be a
         query number, which stands for the descriptor that the primitive chose
     """
@@ -228,33 +266,24 @@ class Primitive:
         "_args",
         "_count",
         "_execute",
-        "_keep",
         "_memories",
-        "_pd",
         "_prim",
         "_scratch",
         "_scratch_at",
         "_set",
         "_set_threads",
-        "context",
     )
 
     def __init__(
         self, context: Context, create: str, arguments: Sequence[Any], memories: Sequence[tuple[int, Any]]
     ) -> None:
+        super().__init__(context, create, arguments)
         ffi, lib, check = context.ffi, context.lib, context.library.check
-        context.use_threads()  # kernels size their scratchpads by the thread count at creation
         out = ffi.new("void **")
-        function = getattr(lib, f"dnnl_{create}_primitive_desc_create")
-        head = () if create == "reorder" else (context.engine,)
-        check(function(out, *head, *arguments), create)
-        self._pd = ffi.gc(out[0], lib.dnnl_primitive_desc_destroy)
-        check(lib.dnnl_primitive_create(out, self._pd), create)
+        check(lib.dnnl_primitive_create(out, self.descriptor), create)
         self._prim = ffi.gc(out[0], lib.dnnl_primitive_destroy)
-        self.context = context
-        scratch = self.query(cdef.QUERY_SCRATCHPAD)
-        size = lib.dnnl_memory_desc_get_size(scratch) if scratch != ffi.NULL else 0
-        listed = list(memories) + ([(cdef.ARG_SCRATCHPAD, scratch)] if size else [])
+        size = self.size(cdef.QUERY_SCRATCHPAD)
+        listed = [*memories, *([(cdef.ARG_SCRATCHPAD, cdef.QUERY_SCRATCHPAD)] if size else [])]
         self._args = ffi.new("dnnl_exec_arg_t[]", max(len(listed), 1))
         made = []
         for i, (arg, desc) in enumerate(listed):
@@ -270,27 +299,6 @@ class Primitive:
         self._set, self._execute = lib.dnnl_memory_set_data_handle, lib.dnnl_primitive_execute
         self._set_threads: Any = lib.omp_set_num_threads if context.library.openmp else None
         self._scratch_at: Any = None
-
-    @property
-    def descriptor(self) -> Any:
-        """The primitive descriptor, a hint for backward primitives."""
-        return self._pd
-
-    def query(self, what: int) -> Any:
-        """Descriptor that the primitive chose for an argument."""
-        return self.context.lib.dnnl_primitive_desc_query_md(self._pd, what, 0)
-
-    def size(self, what: int) -> int:
-        """Bytes of the memory that a descriptor of the primitive asks for; 0 where it has none."""
-        desc = self.query(what)
-        return int(self.context.lib.dnnl_memory_desc_get_size(desc)) if desc != self.context.null else 0
-
-    @property
-    def implementation(self) -> str:
-        """oneDNN's name of the kernel it chose."""
-        out = self.context.ffi.new("const char **")
-        self.context.lib.dnnl_primitive_desc_query(self._pd, cdef.QUERY_IMPL, 0, out)
-        return str(self.context.ffi.string(out[0]).decode())
 
     def __call__(self, *addresses: Any) -> None:
         context, put = self.context, self._set

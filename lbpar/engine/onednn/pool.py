@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lbpar.engine.base import Window
 from lbpar.engine.onednn import cdef
 from lbpar.engine.onednn.conv import Geometry
-from lbpar.engine.onednn.library import Context, Primitive, Refused
+from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
 from lbpar.engine.windows import first_tap
 
 
@@ -40,7 +40,7 @@ class Pooling:
             list(geometry.after),
         ]
         forward = (cdef.FORWARD_TRAINING, algorithm, x, y, *shape, context.attributes())
-        hint = Primitive(context, "pooling_forward", forward, ())
+        hint = Description(context, "pooling_forward", forward)
         self.workspace = hint.size(cdef.QUERY_WORKSPACE)
         extra: list[tuple[int, Any]] = [(cdef.ARG_WORKSPACE, cdef.QUERY_WORKSPACE)] if self.workspace else []
         self.forward = Primitive(context, "pooling_forward", forward, [(cdef.ARG_SRC, x), (cdef.ARG_DST, y), *extra])

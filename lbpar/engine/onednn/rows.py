@@ -17,7 +17,7 @@ import numpy as np
 from lbpar.engine import norm
 from lbpar.engine.base import Array, Float64Array
 from lbpar.engine.onednn import cdef
-from lbpar.engine.onednn.library import Context, Primitive
+from lbpar.engine.onednn.library import Context, Description, Primitive
 
 TILE_BYTES = 1 << 20
 """Bytes of one operand of a tile, per thread: a few operands fit a core's second-level cache."""
@@ -110,7 +110,7 @@ class BackwardSums:
         for rows in {n for _, n in tiling.spans}:
             tile = _tile(context, rows, tiling.columns)
             forward = (cdef.FORWARD_TRAINING, tile, tile, 0.0, flags, context.attributes())
-            hint = Primitive(context, "batch_normalization_forward", forward, ())
+            hint = Description(context, "batch_normalization_forward", forward)
             run = Primitive(
                 context,
                 "batch_normalization_backward",
