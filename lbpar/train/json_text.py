@@ -56,7 +56,8 @@ def write_text(path: Path, text: str) -> None:
 
 def unwritable(path: Path, error: Exception) -> CheckpointError:
     """The error for a file of the run directory that cannot be written."""
-    return CheckpointError(f"{path}: cannot be written: {error}. Free space there, or choose another run.out.")
+    reason = getattr(error, "strerror", None) or error
+    return CheckpointError(f"{path}: cannot be written: {reason}. Free space there, or choose another run.out.")
 
 
 def write_report(out_dir: str | os.PathLike[str], report: Mapping[str, Any]) -> Path:

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -54,7 +54,7 @@ class MetricsWriter:
         tensorboard: bool = True,
         resume_step: int | None = None,
     ) -> None:
-        out = Path(out_dir)
+        out = self._out = Path(out_dir)
         lines = out / "metrics.jsonl"
         if tensorboard:
             _tensorboard()  # a missing package must show before a file is touched
@@ -79,8 +79,14 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close the files; further calls do nothing."""
+        failure: OSError | None = None
         while self._sinks:
-            self._sinks.pop().close()
+            try:
+                self._sinks.pop().close()
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise unwritable(self._out, failure)
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +94,8 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with suppress(CheckpointError) if error is not None else nullcontext():  # what could not be written fails again
+            self.close()
 
 
 def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> list[Record]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +141,17 @@ def test_damaged_lines_are_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n[2]\n{"step": 3}\n')
     with pytest.raises(CheckpointError, match=r"metrics.jsonl, line 2: expected a JSON object, got '\[2\]'"):
         MetricsWriter(tmp_path, resume_step=3)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_said_once_and_closing_does_not_hide_it(tmp_path):
+    full = os.open("/dev/full", os.O_WRONLY)
+    message = "metrics.jsonl: cannot be written: No space left on device"
+    with pytest.raises(CheckpointError, match=message), MetricsWriter(tmp_path, tensorboard=False) as writer:
+        for sink in writer._sinks:
+            os.dup2(full, sink._file.fileno())
+        writer.write({"step": 1, "loss": 0.5})
+    os.close(full)
 
 
 def test_unwritable_directory(tmp_path):
