@@ -38,7 +38,7 @@ from lbpar.text import human_bytes, nearest
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4
 #: Step times that differ by no more are taken as equal: measured ones differ by more from the prediction, and from each other.
-ALIKE = 0.03
+ALIKE = 0.004
 #: Part of the weight gradients' sums that the second search takes as hidden behind computation.
 HIDDEN = 0.9
 

@@ -1,0 +1,13 @@
+"""The script that holds the planner's objective against the price of the program, on small cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.objective import MACHINES, differences
+
+
+@pytest.mark.parametrize(("model", "procs"), [("cosmoflow", 4), ("vgg16", 16), ("resnet18", 8)])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_objective_is_the_price_of_the_program(model: str, procs: int, machine: str) -> None:
+    assert all(abs(d) < 0.01 for d in differences(model, procs, machine, 3))
