@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "lbpar"
 FLOORS = [
-    *["errors", "text", "config", "graph", "layout", "program", "cost", "solver", "papers"],
+    *["errors", "text", "random", "config", "graph", "layout", "program", "cost", "solver", "papers"],
     *["engine", "transport", "runtime", "data", "calibrate", "plan", "train"],
 ]
-PLANNING = ["errors", "text", "config", "graph", "layout", "program", "cost", "solver", "papers"]
+PLANNING = ["errors", "text", "random", "config", "graph", "layout", "program", "cost", "solver", "papers"]
 FORBIDDEN = {
     **{room: {"mpi4py", "cupy"} for room in PLANNING},
     "plan": {"mpi4py", "cupy", *(f"lbpar.{room}" for room in ["engine", "transport", "runtime", "data", "calibrate"])},

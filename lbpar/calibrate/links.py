@@ -96,7 +96,7 @@ def _terms(move: Move, base: MachineFile) -> tuple[float, float, float]:
         level = LevelConfig(name="x", alpha=alpha, bandwidth=bandwidth, source="x")
         return move_price(move, 4, Machine(base.model_copy(update={"levels": (level,)})))[0]
 
-    never = 1e300
+    never = 1e21  # the most that a machine file takes
     rest = price(0.0, never)
     return price(1.0, never) - rest, price(0.0, 1.0) - rest, rest
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from lbpar.config.data import Augment
 from lbpar.data.box import Run, check_box
-from lbpar.data.counter import bits, integers, make_key
 from lbpar.data.dataset import Dataset
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, indices, whole
+from lbpar.random import bits, fold, integers
 
 Array = NDArray[Any]
 _FLIP, _SHIFT = 4, 5
@@ -56,7 +56,7 @@ class AugmentedDataset:
                     f"{', '.join(names) or 'none'} (samples {self.sample_shape})."
                 )
         self._flip = np.array([n in augment.flip for n in names], bool)
-        self._keys = make_key(seed, _FLIP, epoch), make_key(seed, _SHIFT, epoch)
+        self._keys = fold(seed, _FLIP, epoch), fold(seed, _SHIFT, epoch)
 
     def __len__(self) -> int:
         return len(self._source)

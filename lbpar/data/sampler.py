@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lbpar.data.counter import bits, make_key
+from lbpar.random import bits, fold
 
 _ORDER = 3
 
@@ -18,7 +18,7 @@ def epoch_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 
     Sorting by independent 64-bit keys gives a uniform permutation (ties, at n²/2⁶⁵, keep their order).
     """
-    keys = bits(make_key(seed, _ORDER, epoch), np.arange(n, dtype=np.int64))
+    keys = bits(fold(seed, _ORDER, epoch), np.arange(n, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.data.box import check_box
-from lbpar.data.counter import integers, make_key, uniform
 from lbpar.data.normalise import Normalisation
-from lbpar.layout.runs import Box, box_shape, indices, whole
+from lbpar.layout.runs import Box, box_shape, flat_index, whole
+from lbpar.random import fold, integers, uniform
 
 Array = NDArray[Any]
 _SAMPLES, _TARGETS = 1, 2
@@ -78,9 +78,9 @@ class SyntheticDataset:
         """See `lbpar.data.dataset.Dataset.read_targets`."""
         box = whole(self.target_shape) if box is None else box
         check_box(box, self.target_shape, self.name)
-        key = make_key(self._seed, _TARGETS)
+        key = fold(self._seed, _TARGETS)
         first = (np.asarray(samples, dtype=np.int64) % self._distinct) * prod(self.target_shape)
-        where = first.reshape(-1, *(1,) * len(box)) + _flat(box, self.target_shape)
+        where = first.reshape(-1, *(1,) * len(box)) + flat_index(box, self.target_shape)
         if self.classes is not None:
             return integers(key, where, self.classes)
         return uniform(key, where).astype(self.dtype)
@@ -93,19 +93,10 @@ class SyntheticDataset:
         kept = self._kept.get((n, box))
         if kept is not None:
             return kept
-        where = n * prod(self.sample_shape) + _flat(box, self.sample_shape)
-        values = ((uniform(make_key(self._seed, _SAMPLES), where) - 0.5) * sqrt(12)).astype(self.dtype)
+        where = n * prod(self.sample_shape) + flat_index(box, self.sample_shape)
+        values = ((uniform(fold(self._seed, _SAMPLES), where) - 0.5) * sqrt(12)).astype(self.dtype)
         if values.nbytes * self._distinct <= self._room:
             self._kept[n, box] = values
             while len(self._kept) > self._distinct:  # boxes of more than one kind (last batches) push old ones out
                 self._kept.popitem(last=False)
         return values
-
-
-def _flat(box: Box, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Row-major index, inside one sample, of every element of a box."""
-    flat = np.zeros((1,) * len(box), np.int64)
-    for d, runs in enumerate(box):
-        one = indices(runs) * prod(shape[d + 1 :])
-        flat = flat + one.reshape(-1, *(1,) * (len(box) - d - 1))
-    return flat

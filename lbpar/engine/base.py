@@ -333,7 +333,7 @@ class Engine(Rules):
         ----------
         x : any shape
         rate : probability of dropping, 0 to 1
-        key : 64-bit integer, one per layer and step (`lbpar.engine.random.fold`)
+        key : 64-bit integer, one per layer and step (`lbpar.random.fold`)
         index : per dimension, one int64 on the host for each place along it
             Their sum over the dimensions is the flat index of an element in the global tensor. Whether it is kept depends
             on key and index alone, so it is the same however the tensor is split.

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine import convolution, losses, norm, pooling, updates
-from lbpar.engine import random as counter_random
 from lbpar.engine.base import Array, Engine
 from lbpar.engine.device import Host
 from lbpar.engine.masks import keep_where
+from lbpar.random import outer_sum, uniform32
 
 
 class NumpyEngine(Host, Engine):
@@ -128,7 +128,7 @@ class NumpyEngine(Host, Engine):
     def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         if rate >= 1:
             return np.zeros_like(x)
-        y = keep_where(counter_random.uniform32(key, counter_random.outer_sum(index)) >= rate, x)
+        y = keep_where(uniform32(key, outer_sum(index)) >= rate, x)
         y *= 1 / (1 - rate)
         return y
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from lbpar.errors import LayoutError
+from lbpar.random import outer_sum
 
 MOST_RUNS = 2**17
 Runs = tuple[tuple[int, int], ...]
@@ -130,3 +132,13 @@ def box_shape(box: Box) -> tuple[int, ...]:
 def box_intersect(a: Box, b: Box) -> Box:
     """Elements in both boxes."""
     return tuple(intersect(p, q) for p, q in zip(a, b, strict=True))
+
+
+def index_parts(box: Box, shape: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Per dimension, what each place of a box adds to the row-major index of its elements in the whole tensor."""
+    return tuple(indices(runs) * prod(shape[d + 1 :]) for d, runs in enumerate(box))
+
+
+def flat_index(box: Box, shape: Sequence[int]) -> np.ndarray:
+    """Row-major index, in the whole tensor, of every element of a box, in the box's shape."""
+    return outer_sum(index_parts(box, shape))

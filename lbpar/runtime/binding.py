@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.base import Engine, LocalWindow
-from lbpar.engine.random import fold
 from lbpar.graph.loops import Kernel, Window
 from lbpar.layout.layout import Dim, Layout
-from lbpar.layout.runs import Box, Runs, box_shape, indices, length
+from lbpar.layout.runs import Box, Runs, box_shape, index_parts, indices, length
 from lbpar.program.plan import OpGrid
 from lbpar.program.steps import Compute, Program
-from lbpar.runtime.initial import index_parts
+from lbpar.random import fold
 
 Array = Any
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from math import prod, sqrt
+from math import sqrt
 
 import numpy as np
 
-from lbpar.engine.random import fold, normal, outer_sum, uniform
 from lbpar.graph.loops import Param
 from lbpar.layout.layout import Layout
-from lbpar.layout.runs import Box, box_shape, indices
+from lbpar.layout.runs import Box, box_shape, flat_index, indices
+from lbpar.random import fold, normal, uniform
 
 
 def initial_state(
@@ -59,13 +59,3 @@ def initial_block(name: str, param: Param, box: Box, seed: int, dtype: np.dtype)
     else:
         values = (2.0 * uniform(key, index) - 1.0) * sqrt(6.0 / (param.fan_in + param.fan_out))
     return values.astype(kind)
-
-
-def index_parts(box: Box, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Per dimension, what each place of a box adds to the flat global index of its elements."""
-    return tuple(indices(runs) * prod(shape[d + 1 :]) for d, runs in enumerate(box))
-
-
-def flat_index(box: Box, shape: tuple[int, ...]) -> np.ndarray:
-    """Flat global index of every element of a box, in the box's shape."""
-    return outer_sum(index_parts(box, shape))

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.base import Engine
-from lbpar.engine.random import fold, normal, uniform
 from lbpar.errors import CommError
 from lbpar.graph.graph import TARGET, Graph
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Grid
-from lbpar.layout.runs import Box, indices
+from lbpar.layout.runs import Box, flat_index, indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.program.words import itemsize
+from lbpar.random import fold, normal, uniform
 from lbpar.runtime.binding import Context
 from lbpar.runtime.executor import Executor, run_lockstep
-from lbpar.runtime.initial import flat_index, initial_state
+from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.norms import LocalNorms
 from lbpar.runtime.room import check_room

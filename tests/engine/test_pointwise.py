@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.engine import random as counter_random
+from lbpar import random as counter_random
 from tests.engine.oracles import close
 
 SHAPES = [(3, 4, 5, 2), (7, 3), (2, 0, 3), (0, 4)]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 
 MASK32 = np.uint64(0xFFFFFFFF)
@@ -70,8 +69,8 @@ def fold(key: int, *values: int) -> int:
     return key & MASK64
 
 
-def bits(key: int, index: npt.ArrayLike) -> Words:
-    """128 random bits per index.
+def bits(key: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """64 random bits per index.
 
     Parameters
     ----------
@@ -80,19 +79,25 @@ def bits(key: int, index: npt.ArrayLike) -> Words:
 
     Returns
     -------
-    uint32 (*index.shape, 4)
+    uint64, index's shape
     """
     flat = _flat(index)
-    result = np.empty((flat.size, 4), dtype=np.uint32)
+    result = np.empty(flat.size, np.uint64)
     for start in range(0, flat.size, BLOCK):
-        result[start : start + BLOCK] = _words(key, flat[start : start + BLOCK]).T
-    return result.reshape(*np.shape(index), 4)
+        words = _words(key, flat[start : start + BLOCK])
+        result[start : start + BLOCK] = words[0] << SHIFT32 | words[1]
+    return result.reshape(np.shape(index))
+
+
+def integers(key: int, index: npt.ArrayLike, below: int) -> npt.NDArray[np.int64]:
+    """A whole number in [0, below) per index; the bias is under ``below`` / 2⁶⁴."""
+    return (bits(key, index) % np.uint64(below)).astype(np.int64)
 
 
 def uniform(key: int, index: npt.ArrayLike) -> Floats:
     """Uniform in the open interval (0, 1), 52 bits fine, float64 in index's shape.
 
-    `uniform`, `uniform32` and `normal` of one key draw on the same bits: fold a key for each purpose.
+    All draws of one key are from the same bits: fold a key for each purpose.
     """
     flat = _flat(index)
     result = np.empty(flat.size)
