@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig, load_run_file, make_run
 from lbpar.data.dataset import Dataset
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
@@ -33,12 +34,13 @@ from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.words import program_rows
 from lbpar.train import command
-from lbpar.train.directory import Resume
-from lbpar.train.predict import weights
+from lbpar.train.directory import Resume, run_config
+from lbpar.train.evaluator import Evaluator
 from lbpar.train.setup import build_graph, build_plan, check_asked, join
-from lbpar.train.trainer import Trainer, make_trainer
+from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
+from lbpar.transport.together import together
 from lbpar.verify.run import Verification, check_numbers, named_plans, verify_plans
 
 __all__ = [
@@ -51,12 +53,14 @@ __all__ = [
     "load_run",
     "lower",
     "make_plan",
+    "restore",
     "save_plan",
     "train",
     "verify",
 ]
 
 Array = Any
+E = TypeVar("E", bound=Evaluator)
 OnEpoch = Callable[[dict[str, Any]], object]
 
 
@@ -216,18 +220,18 @@ def verify(
 
 
 @dataclass
-class Trained:
+class Trained(Generic[E]):
     """A network that was trained, spread over the ranks as the plan says. Close it, or use it in a ``with`` block.
 
     Attributes
     ----------
-    trainer : Trainer
-        Holds this rank's share; its ``save(directory)`` writes a checkpoint.
+    trainer : Trainer, or Evaluator if restored
+        Holds this rank's share; a trainer's ``save(directory)`` writes a checkpoint.
     records : list of dict
         One per epoch, as in ``metrics.jsonl``: epoch, step, loss, accuracy, test_loss, seconds, images_per_s, ...
     """
 
-    trainer: Trainer
+    trainer: E
     records: list[dict[str, Any]] = field(default_factory=list)
     _close: bool = True
 
@@ -235,27 +239,13 @@ class Trained:
         """``test_loss``, ``test_accuracy``, ... on a dataset (default: the run file's test split). Collective."""
         return self.trainer.evaluate(dataset)
 
-    def predict(self, x: Array, normalised: bool = False) -> Array:
-        """The network's output, whole on all ranks. Collective.
-
-        Parameters
-        ----------
-        x : (n, [D, H, W], C) array
-            The same on all ranks, as the training data are stored: scale, mean and std are applied as in training.
-        normalised : bool
-            x needs no change.
-
-        Raises
-        ------
-        DataError
-            The samples do not have the network's input shape, or are real numbers where the training data are whole
-            numbers, or the reverse.
-        """
-        return self.trainer.predict(np.asarray(x), normalised)
+    def predict(self, x: Array | Hdf5Dataset, normalised: bool = False) -> Array:
+        """The network's output, whole on all ranks; see `lbpar.train.evaluator.Evaluator.predict`. Collective."""
+        return self.trainer.predict(x, normalised)
 
     def weights(self) -> dict[str, Array]:
         """All parameters and running statistics by name, whole on all ranks. Collective."""
-        return weights(self.trainer.worker)
+        return self.trainer.weights()
 
     def close(self) -> None:
         """Close the data files and free the communicators that were made for it. Collective."""
@@ -285,7 +275,7 @@ def train(
     on_epoch: OnEpoch | None = None,
     write: bool = False,
     resume: Resume = False,
-) -> Trained:
+) -> Trained[Trainer]:
     """Train a network. Collective over all ranks.
 
     Parameters
@@ -342,7 +332,7 @@ def evaluate(
     Parameters
     ----------
     config : RunConfig
-        The run's, with ``data.test``; network, optimizer and seed must be those of the checkpoint.
+        The run's, with ``data.test``; the network must be that of the checkpoint.
     checkpoints : str or Path, optional
         Directory of the checkpoints; default ``checkpoints`` in ``run.out``.
     graph, plan, transport
@@ -363,10 +353,49 @@ def evaluate(
         The run file names no test data.
     """
     folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
-    trainer, _, own = _trainer(config, graph, plan, transport)
-    with Trained(trainer, _close=own) as trained:
-        trainer.load(folder, checkpoint)
+    own = transport is None
+    graph = _network(config, graph)
+    plan, transport = join(config, graph, plan, transport, checkpoint=checkpoint)
+    with Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own) as trained:
         return trained.evaluate()
+
+
+def restore(
+    run: str | Path,
+    checkpoint: str | int = "last",
+    overrides: Sequence[str] = (),
+    *,
+    transport: Transport | None = None,
+    allow_code: bool = False,
+) -> Trained[Evaluator]:
+    """The network of a run directory, with the weights of a checkpoint, on any number of ranks. Collective over all ranks.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run directory. On as many ranks as it was trained on, its plan is used; otherwise the planner chooses another.
+    checkpoint : {"last", "best"} or int
+        The newest, the best by the watched metric, or that of a step.
+    overrides : sequence of str
+        ``field.path=value`` each, as for `load_run`: other test data, another engine.
+    transport : Transport, optional
+        Default: that of this job, closed by ``Trained.close``.
+    allow_code : bool
+        Whether its run file may name a Python function.
+
+    Raises
+    ------
+    LbparError
+        The directory holds no run or no such checkpoint, or a file is damaged.
+    """
+    own = transport is None
+    transport = connect() if transport is None else transport
+    with together(transport):
+        config = run_config(as_path(run), transport.size, overrides, allow_code)
+        graph = build_graph(config)
+    plan, transport = join(config, graph, None, transport, own, checkpoint=checkpoint)
+    folder = Path(config.run.out) / "checkpoints"
+    return Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own)
 
 
 def _network(config: RunConfig, graph: Graph | None) -> Graph:
@@ -389,4 +418,4 @@ def _trainer(
         raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
     if write:
         return *command.start(config, graph, plan, transport, resume), own
-    return make_trainer(config, graph, plan, transport), False, own
+    return Trainer.alike(config, graph, plan, transport), False, own

@@ -16,6 +16,9 @@ from lbpar.text import nearest
 COMMANDS: dict[str, str] = {
     "train": "train a network: mpirun -n 4 lbpar train --config run.yaml",
     "plan": "choose or explain the grid of every layer, without MPI",
+    "evaluate": "loss and accuracies of a trained network on test data",
+    "predict": "a trained network's output for the samples of a file",
+    "export": "the weights of a trained network as one file",
     "calibrate": "measure this cluster for the planner: mpirun -n 4 lbpar calibrate --out machine.yaml",
     "verify": "compare one step on P ranks with the same step on one",
     "study": "redraw the papers' figures and tables beside our values",

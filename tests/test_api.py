@@ -190,6 +190,21 @@ def test_test_data_are_normalised_like_training_data(
     assert ["mean and std differ" in r.message for r in caplog.records] == [True] * bool(theirs)
 
 
+def test_data_that_were_normalised_anew_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("own.h5", "test.h5"):
+        _coloured(tmp_path, name, OWN, seed=len(name))
+    run = _coloured_run(tmp_path, f"run.out={tmp_path / 'run'}", "run.progress=none", "train.epochs=3")
+    with api.train(run, write=True) as trained:
+        expected = trained.evaluate()
+    with h5py.File(tmp_path / "own.h5", "r+") as file:
+        file["x"].attrs["std"] = [2.0, 3.0]
+    assert api.evaluate(run) == expected  # as the network was trained
+    assert not caplog.records
+    longer = run.model_copy(update={"train": run.train.model_copy(update={"epochs": 4})})
+    api.train(longer, write=True, resume=True).close()
+    assert "data.train: scale, mean and std are not those of the run" in caplog.records[-1].getMessage()
+
+
 def _open_below(folder: Path) -> list[str]:
     links = [os.path.join("/proc/self/fd", n) for n in os.listdir("/proc/self/fd")]
     return [os.readlink(f) for f in links if os.path.lexists(f) and os.readlink(f).startswith(f"{folder}/")]

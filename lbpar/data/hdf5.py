@@ -46,7 +46,7 @@ class Hdf5Dataset:
         the split.
     x, y : str
         Names of the two datasets: x (samples, [D], H, W, C) of whole or real numbers, C-ordered; y (samples,) or
-        (samples, [D], H, W) whole-number labels, or real targets of any shape.
+        (samples, [D], H, W) whole-number labels, or real targets of any shape. Without y, samples have no targets.
     classes : int, optional
         Number of classes where the file does not say; labels must lie below both.
     dtype : dtype
@@ -80,7 +80,7 @@ class Hdf5Dataset:
         split: str = "train",
         *,
         x: str = "x",
-        y: str = "y",
+        y: str | None = "y",
         classes: int | None = None,
         dtype: DTypeLike = np.float32,
         cache: int = 0,
@@ -112,6 +112,8 @@ class Hdf5Dataset:
 
     def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
         """See `lbpar.data.dataset.Dataset.read_targets`."""
+        if not self._targets:
+            raise DataError(f"{self.name}: opened without targets; its samples can be predicted, not evaluated.")
         box = whole(self.target_shape) if box is None else box
         check_box(box, self.target_shape, self.name)
         return self._part(self._y, np.asarray(samples, np.int64), box).astype(np.int64 if self._labels else self._dtype)
@@ -148,7 +150,7 @@ class Hdf5Dataset:
         """Samples and targets as stored: all if they are few, else the middle of so many, spread over all of them."""
         parts = []
         with closing(self):
-            for name, shape in ((self._x, self.sample_shape), (self._y, self.target_shape)):
+            for name, shape in [(self._x, self.sample_shape), (self._y, self.target_shape)][: 1 + self._targets]:
                 few = len(self) * prod(shape) <= samples * elements
                 which = np.arange(len(self)) if few else np.linspace(0, len(self) - 1, samples).astype(np.int64)
                 parts.append(self._slabs(name, np.unique(which), middle(shape, elements)))
@@ -223,7 +225,7 @@ class Hdf5Dataset:
                 reason = "it is not an HDF5 file; `python -m lbpar.data convert` makes one"
             raise DataError(f"{self._path}: expected an HDF5 file, but {reason}.") from None
 
-    def _read_header(self, split: str, x: str, y: str, classes: int | None) -> None:
+    def _read_header(self, split: str, x: str, y: str | None, classes: int | None) -> None:
         import h5py
 
         inside = self._group or split
@@ -234,11 +236,12 @@ class Hdf5Dataset:
             inside = ""
         group = self._file[inside] if inside else self._file
         self.name = f"{self._path}:/{inside}"
-        xs, ys = self._find(group, x, split), self._find(group, y, split)
+        xs = self._find(group, x, split)
+        ys = np.empty((*xs.shape[:1], 0)) if y is None else self._find(group, y, split)
         # A dataset's own name is another one where a link led to it.
-        self._x, self._y = (f"/{inside}/{name}" if inside else f"/{name}" for name in (x, y))
-        check_samples(xs, ys, self.name, (x, y))
-        for name, data in ((x, xs), (y, ys)):
+        self._x, self._y = (f"/{inside}/{name}" if inside else f"/{name}" for name in (x, y or ""))
+        check_samples(xs, ys, self.name, (x, y or "no targets"))
+        for name, data in ((x, xs), *([(y, ys)] if y else [])):
             check_stored(data, f"{self.name}: '{name}'")
         place = os.stat(xs.file.filename)
         self.identity = place.st_dev, place.st_ino, h5py.h5o.get_info(xs.id).addr
@@ -246,7 +249,8 @@ class Hdf5Dataset:
         self._labels, self.target_name = is_label(ys), self._y
         self.storage = f"{xs.dtype}, {f'{xs.compression} chunks {xs.chunks}' if xs.chunks else 'contiguous'}"
         self._types = {self._x: xs.dtype.newbyteorder("="), self._y: ys.dtype.newbyteorder("=")}
-        said, self.class_names = as_classes(find_attribute("classes", ys, group), self.name)
+        self._targets = y is not None
+        said, self.class_names = as_classes(find_attribute("classes", ys, group), self.name) if y else (None, ())
         if self._labels:
             self.classes = min((c for c in (said, classes) if c is not None), default=None)
         scale, mean, std = (

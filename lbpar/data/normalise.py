@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,16 @@ class Normalisation:
         if self.std is not None:
             out /= np.asarray(self.std, out.dtype)[channels]
         return out.astype(dtype, copy=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep; JSON values."""
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Normalisation:
+        """From `state_dict`."""
+        mean, std = (None if state[n] is None else tuple(state[n]) for n in ("mean", "std"))
+        return cls(state["scale"], mean, std, state["integers"])
 
     def like(self, other: Normalisation) -> Normalisation:
         """This storage's scale with the mean and standard deviation of other data."""

@@ -24,7 +24,7 @@ from lbpar.train.metrics import MetricsWriter
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
 from lbpar.train.setup import build_graph, join
-from lbpar.train.trainer import Trainer, make_trainer
+from lbpar.train.trainer import Trainer
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import launched_ranks
@@ -82,7 +82,7 @@ def start(
             check_free(out)
             goes_on = check_directory(out, resume)
     goes_on = transport.bcast(goes_on)
-    trainer = make_trainer(config, graph, plan, transport)
+    trainer = Trainer.alike(config, graph, plan, transport)
     trainer.check_batches()
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from errno import EACCES, EISDIR, ENOTDIR
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from lbpar.config.plan_file import load_plan_file
 from lbpar.config.run import Metrics, OutputConfig
+from lbpar.config.run_file import RunConfig, make_run
+from lbpar.config.yaml_text import read_yaml
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.train.checkpoint import latest
 
@@ -40,6 +44,25 @@ def check_directory(out: Path, resume: Resume) -> bool:
             f"run.out: {out} holds an earlier run; {hint}choose another directory (--set run.out=...)."
         )
     return resume
+
+
+def run_config(out: Path, procs: int, overrides: Sequence[str] = (), allow_code: bool = False) -> RunConfig:
+    """The run file that a run directory holds, to use its network on ``procs`` processes.
+
+    Where these are as many as trained it, the plan is theirs; otherwise it is to be chosen anew.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or it is damaged.
+    """
+    fields, plan = read_yaml(out / "run.yaml", "run directory's run file"), out / "plan.yaml"
+    if isinstance(fields, dict) and isinstance(parallel := fields.get("parallel"), dict):
+        theirs = plan.is_file() and load_plan_file(plan).procs == procs
+        kept = {name: parallel.get(name) for name in ("memory", "norm")}
+        fields["parallel"] = kept | {"strategy": str(plan) if theirs else "auto"}
+        fields["run"] = {**(fields.get("run") or {}), "out": str(out)}
+    return make_run(fields, overrides, str(out / "run.yaml"), out, allow_code)
 
 
 def _has_records(metrics: Path) -> bool:

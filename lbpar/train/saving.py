@@ -56,12 +56,12 @@ def _drain(blocks: Iterator[Block]) -> None:
 
 
 def load(
-    path: Path, worker: Worker, optimizer: Optimizer, check: Callable[[Mapping[str, Any]], object]
+    path: Path, worker: Worker, optimizer: Optimizer | None, check: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, Any]:
     """Read a checkpoint into the ranks' blocks, whatever grid wrote it; returns its metadata. Collective over all ranks.
 
     Rank 0 reads all of it first and compares checksums, about a second per gigabyte; then every rank reads its own blocks.
-    ``check`` may refuse the metadata.
+    ``check`` may refuse the metadata. Without an optimizer, its state is left aside.
 
     Raises
     ------
@@ -80,18 +80,20 @@ def load(
         meta = saved.meta
         need(path, meta, ("step", "optimizer", "optimizer_name"))
         check(meta)
-        if meta["optimizer_name"] != optimizer.name:
+        if optimizer is not None and meta["optimizer_name"] != optimizer.name:
             raise CheckpointError(
                 f"{path}: written with optimizer {meta['optimizer_name']}, but this run has {optimizer.name}; "
                 f"resume with {meta['optimizer_name']}."
             )
         here = {name: (layouts[name].shape, np.dtype(a.dtype)) for name, a in arrays.items()}
-        _check_same(path, saved.tensors, here)
+        state = {n for n in saved.tensors if optimizer is None and n not in here and n.rpartition("/")[0] in here}
+        _check_same(path, {n: t for n, t in saved.tensors.items() if n not in state}, here)
         blocks = {name: saved.read(name, layouts[name].box(transport.rank)) for name in arrays}
     check_alike(transport, {f"{path}": meta})
     for name in worker.state:
         worker.engine.copy(worker.engine.from_host(blocks.pop(name)), out=worker.state[name])
-    optimizer.load_state_dict(blocks, meta["optimizer"])
+    if optimizer is not None:
+        optimizer.load_state_dict(blocks, meta["optimizer"])
     return meta
 
 
@@ -111,9 +113,9 @@ def _check_same(path: Path, saved: Mapping[str, tuple[Any, Any]], ours: Mapping[
             )
 
 
-def _everything(worker: Worker, optimizer: Optimizer) -> tuple[dict[str, Array], dict[str, Layout]]:
+def _everything(worker: Worker, optimizer: Optimizer | None) -> tuple[dict[str, Array], dict[str, Layout]]:
     arrays, layouts = dict(worker.state), dict(worker.layouts)
-    for name, array in optimizer.state_dict().items():
+    for name, array in optimizer.state_dict().items() if optimizer is not None else ():
         arrays[name], layouts[name] = array, worker.layouts[name.rpartition("/")[0]]
     return arrays, layouts
 

@@ -93,7 +93,12 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def join(
-    config: RunConfig, graph: Graph, plan: Plan | None = None, transport: Transport | None = None, **options: object
+    config: RunConfig,
+    graph: Graph,
+    plan: Plan | None = None,
+    transport: Transport | None = None,
+    own: bool = False,
+    **options: object,
 ) -> tuple[Plan, Transport]:
     """Meet the other ranks, make sure that all were asked for the same, and agree on the plan. Collective over all ranks.
 
@@ -105,6 +110,8 @@ def join(
         Default: the run file's.
     transport : Transport, optional
         Default: that of this job.
+    own : bool
+        The transport may be replaced by one of the plan's grid; so may the default.
 
     Returns
     -------
@@ -116,7 +123,7 @@ def join(
     LbparError
         The ranks disagree, or their number, the plan and the transport do not fit.
     """
-    own, given = transport is None, plan is not None
+    own, given = own or transport is None, plan is not None
     transport = connect() if transport is None else transport
     check_asked(transport, config, graph, **options, plan=given)
     check_procs(config, transport.size)

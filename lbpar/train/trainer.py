@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
-from math import inf, isclose, isfinite, isinf
+from math import inf, isclose, isinf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,64 +13,37 @@ from typing import Any
 import numpy as np
 
 from lbpar.config.paths import as_path
-from lbpar.config.run_file import RunConfig
-from lbpar.data.arrays import ArrayDataset
 from lbpar.data.augment import AugmentedDataset
-from lbpar.data.checksum import checksum, dataset_facts
-from lbpar.data.dataset import Dataset, check_dataset
-from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.normalise import Normalisation
+from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import Prefetcher
 from lbpar.data.sampler import Sampler
-from lbpar.engine.registry import build_engine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
-from lbpar.graph.graph import Graph
-from lbpar.graph.load import load_weights
 from lbpar.graph.ops.losses import LOSSES
-from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
-from lbpar.runtime.worker import Mode, StepResult, Worker, norms_over_ranks
-from lbpar.train.best import Best, find_checkpoint, watched
+from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
+from lbpar.train.best import Best, watched
 from lbpar.train.checkpoint import checkpoint_path, latest
 from lbpar.train.early_stop import EarlyStop
+from lbpar.train.evaluator import CALMER, Evaluator
 from lbpar.train.norms import check_norms
-from lbpar.train.predict import predict
 from lbpar.train.saving import load, need, save
 from lbpar.train.schedules import make_schedule
-from lbpar.train.setup import build_dataset, wanted_data
+from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
-from lbpar.transport.base import Transport
-from lbpar.transport.together import check_alike, together
 
 log = logging.getLogger(__name__)
 Array = Any
 OnStep = Callable[[StepResult, float], None]
 DIVERGED = 1e8
 """Times the first step's loss (or 1, if that is less) that no training comes back from."""
-CALMER = "Lower the learning rate, or use warm-up or clip_norm"
-
-
-def make_trainer(config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> Trainer:
-    """A trainer on each rank, all with the same data. Collective over all ranks.
-
-    Raises
-    ------
-    LbparError
-        What making a `Trainer` raises, or ranks differ in data, initial weights or engine; on all ranks alike.
-    """
-    with together(transport):
-        trainer = Trainer(config, graph, plan, transport)
-        facts = trainer.facts() if transport.size > 1 else {}
-    check_alike(transport, facts)
-    return trainer
 
 
 @dataclass
-class Trainer:
+class Trainer(Evaluator):
     """Trains a network on this rank's share. Making one is local; every method is collective over all ranks.
 
     Parameters
@@ -119,31 +91,22 @@ class Trainer:
     4
     """
 
-    config: RunConfig
-    graph: Graph
-    plan: Plan
-    transport: Transport
-    step: int = 0
     epoch: int = 0
     batches: int = 0
     micro: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         c = self.config
         self._first_loss = inf  # of this process
-        self.engine = build_engine(c.engine)
         share = self.transport.rank, self.transport.size
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype, share=share)
         assert dataset is not None
         self.dataset: Dataset = dataset
-        # What the network is trained with holds for all that it sees; noise has no mean and std to hand on.
-        like = None if c.data.train == "synthetic" else dataset.normalisation
-        self.test = build_dataset(c, self.graph, "test", self.engine.dtype, like, share)
+        if c.data.train != "synthetic":  # noise has no mean and std to hand on
+            self.normalisation = dataset.normalisation
+        self.open_test()
         self.tracer = Tracer(self.transport.rank, self.engine) if c.run.trace else None
-        weights = load_weights(c.model)
-        self._drawn = checksum(weights.values()) if weights else "drawn"
-        self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=weights)
-        self.worker.progress = None if c.engine.progress == "auto" else c.engine.progress
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
@@ -161,16 +124,9 @@ class Trainer:
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
 
-    def facts(self) -> dict[str, object]:
-        """What must be the same on all ranks besides the run file, the network and the plan. Local."""
-        facts: dict[str, object] = {
-            "engine": f"{self.engine.name}, {self.engine.dtype}",
-            "initial weights": self._drawn,
-        }
-        for name, dataset in (("data.train", self.dataset), ("data.test", self.test)):
-            if dataset is not None:
-                facts |= dataset_facts(name, dataset)
-        return facts
+    def datasets(self) -> dict[str, Dataset | None]:
+        """Data that are open, by field of the run file."""
+        return {"data.train": self.dataset, "data.test": self.test}
 
     def _check_metric(self, metric: str) -> None:
         where = "train.early_stop.metric"
@@ -291,24 +247,13 @@ class Trainer:
     def _check_loss(
         self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
     ) -> None:
-        """Refuse a loss of training, or of a dataset that is ``tested``, with which there is nothing to go on. Collective over all ranks."""
-        at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
+        """Also refuse a loss that has grown so far that there is nothing to go on with. Collective over all ranks."""
         if loss > DIVERGED * max(1.0, self._first_loss):
+            at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
             raise TrainingError(
                 f"{at}: the loss is {loss:.3g}, in the first step it was {self._first_loss:.3g}: training diverges. {CALMER}."
             )
-        if isfinite(loss):
-            return
-        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
-        remedy = CALMER
-        if layer is None:
-            where = "all layers' outputs are finite"
-        elif self.graph[layer] in self.graph.inputs:
-            where = "the data of this batch are not finite"
-            remedy = f"Look for bad samples in {(tested or self.dataset).name}"
-        else:
-            where = f"the output of layer {layer!r} is the first that is not"
-        raise TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
+        super()._check_loss(loss, feed, samples, context, tested)
 
     def _finish_epoch(
         self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int]
@@ -343,61 +288,6 @@ class Trainer:
             return self.dataset
         return AugmentedDataset(self.dataset, augment, self.config.train.seed, self.epoch)
 
-    def close(self) -> None:
-        """Close the data files, so that others may write them; what is asked for later opens them again. Local."""
-        for dataset in (self.dataset, self.test):
-            if dataset is not None:
-                dataset.close()
-
-    # Evaluation.
-
-    def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:
-        """Loss and accuracies on a dataset (default: the test split), with running statistics and no dropout.
-
-        Raises
-        ------
-        TrainingError
-            The loss is not finite; names the first layer whose output is not.
-        """
-        data = self.test if dataset is None else self._own(dataset)
-        if data is None:
-            raise ConfigError("data.test: not given; evaluation needs test data.")
-        totals = Totals()
-        size = self.config.train.evaluate.batch or self.config.train.batch
-        batches = list(Sampler(len(data), size, shuffle=False).batches(0))
-        for n in {len(b) for b in batches}:
-            self.worker.executor(n, "evaluate")
-
-        def read(batch: np.ndarray) -> dict[str, Array]:
-            return read_feeds(self.worker.executor(len(batch), "evaluate").program, self.transport.rank, data, batch)
-
-        with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
-            for batch, feed in zip(batches, feeds, strict=True):
-                result = self.worker.run(feed, len(batch), "evaluate")
-                self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
-                totals.add(result)
-        return totals.record("test_")
-
-    def _own(self, dataset: Dataset) -> Dataset:
-        """A caller's data as this network takes them: checked, with the mean and std of the training data."""
-        if self.transport.size > 1:
-            check_alike(self.transport, dataset_facts("evaluate", dataset))
-        with together(self.transport):
-            check_dataset(dataset, **wanted_data(self.graph), share=(self.transport.rank, self.transport.size))
-        if isinstance(dataset, Hdf5Dataset) and isinstance(self.dataset, Hdf5Dataset):
-            dataset = copy(dataset)
-            dataset.normalise_like(self.dataset.normalisation)
-        return dataset
-
-    def predict(self, x: Array, normalised: bool = False) -> Array:
-        """The network's output for samples as the training data are stored (or ``normalised``), whole, on all ranks."""
-        facts = {"shape and type": (x.shape, x.dtype), "normalised": normalised, "samples": checksum([x])}
-        check_alike(self.transport, {f"predict: {name}": fact for name, fact in facts.items()})
-        if not normalised:
-            self.dataset.normalisation.check_kind(x, "predict")
-        data = ArrayDataset(x, Normalisation() if normalised else self.dataset.normalisation, self.engine.dtype)
-        return predict(self.worker, data, self.config.train.evaluate.batch or self.config.train.batch)
-
     # Checkpoints.
 
     @property
@@ -409,7 +299,7 @@ class Trainer:
         """Write a checkpoint of this moment (between calls of `train_epoch`); keep the newest few, and the best."""
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
-        meta["lr"] = self.schedule(self.step)
+        meta |= {"lr": self.schedule(self.step), "normalisation": self._normalisation()}
         if self.best is not None:
             meta["best"] = self.best.state_dict()
         if self.early_stop is not None:
@@ -425,39 +315,29 @@ class Trainer:
             It is damaged, or of another network, optimizer or seed; on all ranks alike.
         """
         directory = as_path(directory)
-        found = self.transport.bcast(latest(directory) is not None)
+        found: bool = self.transport.bcast(latest(directory) is not None)
         if found:
-            self._restore(directory, "last")
+            self.load(directory)
         return found
 
     def load(self, directory: str | Path, which: str | int = "last") -> None:
-        """Take the weights of a checkpoint: the newest, the best, or that of a step.
-
-        Raises
-        ------
-        CheckpointError
-            There is none, or it is damaged or of another network, optimizer or seed; on all ranks alike.
-        """
-        self._restore(as_path(directory), which)
-
-    def _restore(self, directory: Path, which: str | int) -> None:
-        with together(self.transport):
-            found = find_checkpoint(directory, which) if self.transport.rank == 0 else None
-        path: Path = self.transport.bcast(found)
+        """Take weights, optimizer state and counters of a checkpoint; as `Evaluator.load` otherwise."""
+        path = self.find(directory, which)
         meta = load(path, self.worker, self.optimizer, lambda meta: self._check_fixed(path, meta))
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
         self.batches = int(meta["batches"])
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
         best = Best(**(meta.get("best") or {"metric": None}))
-        there = best.step is not None and checkpoint_path(directory, best.step).is_dir()
+        there = best.step is not None and checkpoint_path(path.parent, best.step).is_dir()
         if self.best is not None and best.metric == self.best.metric and self.transport.bcast(there):
             self.best = best
-        self._warn_of_jump(path, meta.get("lr"))
+        if self.transport.rank == 0:
+            self._warn_of_changes(path, meta)
 
-    def _warn_of_jump(self, path: Path, before: float | None) -> None:
-        now = self.schedule(self.step)
-        if before is not None and not self.done and not isclose(now, before, rel_tol=1e-6) and self.transport.rank == 0:
+    def _warn_of_changes(self, path: Path, meta: Mapping[str, Any]) -> None:
+        now, before = self.schedule(self.step), meta.get("lr")
+        if before is not None and not self.done and not isclose(now, before, rel_tol=1e-6):
             log.warning(
                 "train.schedule: the learning rate is %.4g from step %d on, but the run that wrote %s would have gone on with %.4g: "
                 "the schedule, the rate or the number of steps has changed.",
@@ -466,6 +346,12 @@ class Trainer:
                 path,
                 before,
             )
+        if meta.get("normalisation") not in (None, self._normalisation()):
+            log.warning("data.train: scale, mean and std are not those of the run that wrote %s.", path)
+
+    def _normalisation(self) -> dict[str, Any] | None:
+        """As a checkpoint keeps it; JSON values."""
+        return None if self.normalisation is None else self.normalisation.state_dict()
 
     def _fixed(self) -> dict[str, int]:
         """What decides which samples a step sees."""

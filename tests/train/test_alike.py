@@ -96,7 +96,7 @@ def test_other_initial_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = iter(range(3))
     shapes = api.build_graph(parse_run(RUN)).params()
     monkeypatch.setattr(
-        "lbpar.train.trainer.load_weights",
+        "lbpar.train.evaluator.load_weights",
         lambda model: {n: np.full(p.shape, float(next(ranks) == 2)) for n, p in shapes.items() if n == "conv1.weight"},
     )
     told = refused(lambda transport: api.train(parse_run(RUN), transport=transport))

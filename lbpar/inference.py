@@ -1,0 +1,146 @@
+"""`python -m lbpar.evaluate`, `predict` and `export --run runs/x`: use what a run has trained, on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lbpar import api
+from lbpar.config.paths import path_option
+from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.new_file import new_file
+from lbpar.errors import ConfigError, DataError
+from lbpar.train.evaluator import Evaluator
+from lbpar.train.json_text import dumps
+from lbpar.train.progress import short
+from lbpar.transport.arguments import Parser
+from lbpar.transport.base import Transport
+from lbpar.transport.together import together
+
+Array = np.ndarray[Any, Any]
+
+
+def _parser(name: str, what: str) -> Parser:
+    p = Parser(prog=f"lbpar {name}", description=f"{what}: lbpar {name} --run runs/x")
+    p.add_argument("--run", required=True, type=path_option, metavar="DIR", help="run directory of lbpar train")
+    p.add_argument("--checkpoint", default="last", metavar="best|last|STEP", help="whose weights (default: last)")
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of its run file")
+    p.add_argument("--allow-code", action="store_true", help="run the Python function that its run file names")
+    return p
+
+
+def _restored(args: Any) -> api.Trained[Evaluator]:
+    return api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code)
+
+
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """Loss and accuracies on the run's test data. Collective over all ranks."""
+    p = _parser("evaluate", "Loss and accuracies on the test data of a run")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    args = p.parse_args(argv)
+    with _restored(args) as network:
+        found = {"step": network.trainer.step, **network.evaluate()}
+        if network.trainer.transport.rank == 0:
+            print(dumps(found) if args.json else "  ".join(f"{k} {short(v)}" for k, v in found.items()), flush=True)
+    return 0
+
+
+def predict(argv: Sequence[str] | None = None) -> int:
+    """The network's output (before the loss) for samples of a file. Collective over all ranks."""
+    p = _parser("predict", "The network's output for each sample of a file")
+    p.add_argument(
+        "--input",
+        required=True,
+        type=path_option,
+        metavar="FILE",
+        help="HDF5 file (or FILE:/GROUP; samples in data.x), or .npy as the training data are stored",
+    )
+    _add_out(p, "HDF5 (dataset y) or .npy")
+    args = p.parse_args(argv)
+    out = _named(args.out, (".h5", ".hdf5", ".npy"))
+    with _restored(args) as network:
+        trainer = network.trainer
+        with together(trainer.transport):
+            _check_free(out, args.overwrite, trainer.transport)
+            given = _samples(args.input, trainer)
+        y = network.predict(given)
+        with together(trainer.transport):
+            if trainer.transport.rank == 0:
+                _write(out, {"y": y})
+                print(f"{out}: {' x '.join(map(str, y.shape))}, {y.dtype}, of step {trainer.step}", flush=True)
+    return 0
+
+
+def export(argv: Sequence[str] | None = None) -> int:
+    """All parameters and running statistics of the network in one file. Collective over all ranks."""
+    p = _parser("export", "The weights of a run, whole and by name, channels last")
+    _add_out(p, ".safetensors or .npz")
+    args = p.parse_args(argv)
+    out = _named(args.out, (".safetensors", ".npz"))
+    with _restored(args) as network:
+        transport = network.trainer.transport
+        with together(transport):
+            _check_free(out, args.overwrite, transport)
+        weights = network.weights()
+        with together(transport):
+            if transport.rank == 0:
+                _write(out, weights)
+                print(f"{out}: {len(weights)} tensors of step {network.trainer.step}", flush=True)
+    return 0
+
+
+def _add_out(p: Parser, kinds: str) -> None:
+    p.add_argument("--out", required=True, type=path_option, metavar="FILE", help=f"file to write: {kinds}")
+    p.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
+
+
+def _samples(path: str, trainer: Evaluator) -> Any:
+    if not path.endswith(".npy"):
+        return Hdf5Dataset(path, "test", x=trainer.config.data.x, y=None, dtype=trainer.engine.dtype)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--input: {path} cannot be read: {error}.") from None
+
+
+def _named(name: str, kinds: tuple[str, ...]) -> Path:
+    if Path(name).suffix not in kinds:
+        raise ConfigError(f"--out: got {name}, expected a name that ends in {', '.join(kinds)}.")
+    return Path(name)
+
+
+def _check_free(path: Path, overwrite: bool, transport: Transport) -> None:
+    if transport.rank == 0 and (path.is_dir() or (path.exists() and not overwrite)):
+        raise DataError(f"--out: {path} exists; --overwrite replaces a file, or give another name.")
+
+
+def _write(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write a file that takes its name when it is complete."""
+    if path.suffix in (".h5", ".hdf5"):
+        with new_file(path, []) as (h5, _):
+            for name, array in arrays.items():
+                h5[name] = array
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            if path.suffix == ".safetensors":
+                from safetensors.numpy import save
+
+                file.write(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+            elif path.suffix == ".npz":
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            else:
+                np.save(file, next(iter(arrays.values())))
+        os.replace(part, path)
+    except OSError as error:
+        raise DataError(f"--out: {path} cannot be written: {error.strerror or error}.") from None
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -1,0 +1,263 @@
+"""A network on this rank's share, with the weights of a training run or of a checkpoint: evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from lbpar.config.paths import as_path
+from lbpar.config.run_file import RunConfig
+from lbpar.data.arrays import ArrayDataset
+from lbpar.data.checksum import checksum, dataset_facts
+from lbpar.data.dataset import Dataset, check_dataset
+from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.normalise import Normalisation
+from lbpar.data.prefetch import Prefetcher
+from lbpar.data.sampler import Sampler
+from lbpar.engine.registry import build_engine
+from lbpar.errors import ConfigError, TrainingError
+from lbpar.graph.graph import Graph
+from lbpar.graph.load import load_weights
+from lbpar.program.plan import Plan
+from lbpar.runtime.binding import Context
+from lbpar.runtime.feeds import read_feeds
+from lbpar.runtime.worker import Worker
+from lbpar.train.best import find_checkpoint
+from lbpar.train.predict import predict, weights
+from lbpar.train.saving import load
+from lbpar.train.setup import build_dataset, wanted_data
+from lbpar.train.totals import Totals
+from lbpar.transport.base import Transport
+from lbpar.transport.together import check_alike, together
+
+Array = Any
+CALMER = "Lower the learning rate, or use warm-up or clip_norm"
+
+
+@dataclass
+class Evaluator:
+    """Evaluates a network on this rank's share. Making one is local; every method is collective over all ranks.
+
+    Parameters
+    ----------
+    config : RunConfig
+    graph : Graph
+        With its loss.
+    plan : Plan
+    transport : Transport
+        Of the plan's grid.
+
+    Attributes
+    ----------
+    step : int
+        Updates that the weights have seen.
+    normalisation : Normalisation or None
+        Of the data that the network was trained with, which holds for all that it sees; None for synthetic data.
+    test : Dataset or None
+        The test split of the run file.
+    """
+
+    config: RunConfig
+    graph: Graph
+    plan: Plan
+    transport: Transport
+    step: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        c = self.config
+        self.engine = build_engine(c.engine)
+        self.normalisation: Normalisation | None = None
+        self.test: Dataset | None = None
+        given = load_weights(c.model)
+        self._drawn = checksum(given.values()) if given else "drawn"
+        self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=given)
+        self.worker.progress = None if c.engine.progress == "auto" else c.engine.progress
+
+    @classmethod
+    def alike(cls, config: RunConfig, graph: Graph, plan: Plan, transport: Transport) -> Self:
+        """One on each rank, all with the same data. Collective over all ranks.
+
+        Raises
+        ------
+        LbparError
+            It cannot be made, or ranks differ in data, initial weights or engine; on all ranks alike.
+        """
+        with together(transport):
+            made = cls(config, graph, plan, transport)
+            facts = made.facts() if transport.size > 1 else {}
+        check_alike(transport, facts)
+        return made
+
+    @classmethod
+    def restored(
+        cls, config: RunConfig, graph: Graph, plan: Plan, transport: Transport, directory: Path, which: str | int
+    ) -> Self:
+        """One on each rank, with the weights of a checkpoint and the test data, if any. Collective over all ranks.
+
+        Raises
+        ------
+        LbparError
+            As for `alike`, and what `load` raises.
+        """
+        made = cls.alike(config, graph, plan, transport)
+        made.worker.executor(made.batch, "evaluate")  # makes the arrays
+        made.load(directory, which)
+        with together(transport):
+            made.open_test()
+            facts = made.facts() if transport.size > 1 else {}
+        check_alike(transport, facts)
+        return made
+
+    def open_test(self) -> None:
+        """Open the test split, to be read like the data that the network was trained with. Local."""
+        share = self.transport.rank, self.transport.size
+        self.test = build_dataset(self.config, self.graph, "test", self.engine.dtype, self.normalisation, share)
+
+    def datasets(self) -> dict[str, Dataset | None]:
+        """Data that are open, by field of the run file."""
+        return {"data.test": self.test}
+
+    def facts(self) -> dict[str, object]:
+        """What must be the same on all ranks besides the run file, the network and the plan. Local."""
+        facts: dict[str, object] = {
+            "engine": f"{self.engine.name}, {self.engine.dtype}",
+            "initial weights": self._drawn,
+        }
+        for name, dataset in self.datasets().items():
+            if dataset is not None:
+                facts |= dataset_facts(name, dataset)
+        return facts
+
+    def close(self) -> None:
+        """Close the data files, so that others may write them; what is asked for later opens them again. Local."""
+        for dataset in self.datasets().values():
+            if dataset is not None:
+                dataset.close()
+
+    # Weights.
+
+    def weights(self) -> dict[str, Array]:
+        """All parameters and running statistics by name, whole on all ranks."""
+        return weights(self.worker)
+
+    def load(self, directory: str | Path, which: str | int = "last") -> None:
+        """Take the weights of a checkpoint of a directory.
+
+        Parameters
+        ----------
+        directory : str or Path
+        which : {"last", "best"} or int
+            The newest, the best by the watched metric, or that of a step.
+
+        Raises
+        ------
+        CheckpointError
+            There is none, or it is damaged or of another network; on all ranks alike.
+        """
+        path = self.find(directory, which)
+        meta = load(path, self.worker, None, lambda meta: None)
+        self.step = int(meta["step"])
+        if meta.get("normalisation"):
+            self.normalisation = Normalisation.of(meta["normalisation"])
+
+    def find(self, directory: str | Path, which: str | int = "last") -> Path:
+        """The checkpoint that rank 0 finds; see `lbpar.train.best.find_checkpoint`."""
+        with together(self.transport):
+            found = find_checkpoint(as_path(directory), which) if self.transport.rank == 0 else None
+        path: Path = self.transport.bcast(found)
+        return path
+
+    # Samples.
+
+    @property
+    def batch(self) -> int:
+        """Samples at a time."""
+        return self.config.train.evaluate.batch or self.config.train.batch
+
+    def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:
+        """Loss and accuracies on a dataset (default: the test split), with running statistics and no dropout.
+
+        Raises
+        ------
+        TrainingError
+            The loss is not finite; names the first layer whose output is not.
+        """
+        data = self.test if dataset is None else self._own(dataset, "evaluate")
+        if data is None:
+            raise ConfigError("data.test: not given; evaluation needs test data.")
+        if dataset is not None:
+            with together(self.transport):
+                check_dataset(data, **wanted_data(self.graph), share=(self.transport.rank, self.transport.size))
+        totals = Totals()
+        batches = list(Sampler(len(data), self.batch, shuffle=False).batches(0))
+        for n in {len(b) for b in batches}:
+            self.worker.executor(n, "evaluate")
+
+        def read(batch: np.ndarray) -> dict[str, Array]:
+            return read_feeds(self.worker.executor(len(batch), "evaluate").program, self.transport.rank, data, batch)
+
+        with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
+            for batch, feed in zip(batches, feeds, strict=True):
+                result = self.worker.run(feed, len(batch), "evaluate")
+                self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
+                totals.add(result)
+        return totals.record("test_")
+
+    def _own(self, dataset: Dataset, use: str) -> Dataset:
+        """A caller's data as this network takes them: the same on all ranks, with the mean and std of the training data."""
+        if self.transport.size > 1:
+            check_alike(self.transport, dataset_facts(use, dataset))
+        if isinstance(dataset, Hdf5Dataset) and self.normalisation is not None:
+            dataset = copy(dataset)
+            dataset.normalise_like(self.normalisation)
+        return dataset
+
+    def predict(self, x: Array | Hdf5Dataset, normalised: bool = False) -> Array:
+        """The network's output, whole on all ranks.
+
+        Parameters
+        ----------
+        x : (n, [D, H, W], C) array, or Hdf5Dataset
+            The same on all ranks. An array as the training data are stored: scale, mean and std are applied as in training.
+        normalised : bool
+            The array needs no change.
+
+        Raises
+        ------
+        DataError
+            The samples do not have the network's input shape, or are real numbers where the training data are whole
+            numbers, or the reverse.
+        """
+        if isinstance(x, Hdf5Dataset):
+            return predict(self.worker, self._own(x, "predict"), self.batch)
+        x = np.asarray(x)
+        facts = {"shape and type": (x.shape, x.dtype), "normalised": normalised, "samples": checksum([x])}
+        check_alike(self.transport, {f"predict: {name}": fact for name, fact in facts.items()})
+        change = Normalisation() if normalised or self.normalisation is None else self.normalisation
+        if not normalised:
+            change.check_kind(x, "predict")
+        return predict(self.worker, ArrayDataset(x, change, self.engine.dtype), self.batch)
+
+    def _check_loss(
+        self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
+    ) -> None:
+        """Refuse a loss of training, or of a dataset that is ``tested``, that is not finite. Collective over all ranks."""
+        if isfinite(loss):
+            return
+        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
+        at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
+        remedy = CALMER
+        if layer is None:
+            where = "all layers' outputs are finite"
+        elif self.graph[layer] in self.graph.inputs:
+            data = self.datasets()["data.train"] if tested is None else tested
+            where, remedy = "the data of this batch are not finite", f"Look for bad samples in {data and data.name}"
+        else:
+            where = f"the output of layer {layer!r} is the first that is not"
+        raise TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")
