@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ from lbpar.errors import CheckpointError, LbparError
 from lbpar.hdf5_file import flush_to_disk, uninterrupted, writing
 from lbpar.layout.runs import Box, box_shape, box_size
 from lbpar.train.boxes import box_fits, slabs
+
+log = logging.getLogger(__name__)
 
 Block = tuple[str, Box, NDArray[Any]]
 
@@ -72,7 +75,10 @@ def prune(directory: str | os.PathLike[str], keep: int, best: int | None = None)
             continue
         doomed = path.with_name(f".old-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
-        path.rename(doomed)  # it vanishes at once, never half
+        try:
+            path.rename(doomed)  # it vanishes at once, never half
+        except OSError as error:
+            log.warning("%s: it is no longer needed, but cannot be removed: %s", path, error.strerror)
     for path in Path(directory).glob(".*-step-*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -152,6 +152,19 @@ def test_order_newest_and_keeping(tmp_path):
     assert latest(tmp_path).name == "step-1000000"
 
 
+def test_an_old_one_that_cannot_be_removed_stays(tmp_path, monkeypatch, caplog):
+    for step in (1, 2):
+        simple(checkpoint_path(tmp_path, step), {"w": np.ones(2)})
+
+    def refuse(path, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "rename", refuse)
+    prune(tmp_path, 1)
+    assert "step-000001: it is no longer needed, but cannot be removed: Permission denied" in caplog.text
+    assert len(list_checkpoints(tmp_path)) == 2
+
+
 def test_rewriting_replaces(tmp_path):
     path = checkpoint_path(tmp_path, 1)
     simple(path, {"w": np.ones(2)})

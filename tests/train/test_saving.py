@@ -183,6 +183,29 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_of_all(tmp_path, monkey
     assert train(run_file(["parallel.strategy=filter"]), 3, job).records[0]["step"] == 3
 
 
+@pytest.mark.parametrize("name", ["meta.json", "tensors.h5", "SHA256SUMS"])
+def test_a_damaged_checkpoint_is_refused_on_all_ranks_and_changes_nothing(name, tmp_path):
+    def twice(trainer):
+        for _ in range(2):
+            trainer.train_epoch()
+            trainer.save(tmp_path)
+        return []
+
+    train(run_file(), 1, twice)
+    file = tmp_path / "step-000006" / name
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    file.write_bytes(raw)
+
+    def job(trainer):
+        with pytest.raises(CheckpointError, match="rank 0: .*step-000006: damaged: .*whole one is .*step-000003"):
+            trainer.resume(tmp_path)
+        return [trainer.train_epoch()]
+
+    first = train(run_file(["train.epochs=1"]), 1)
+    assert_same(train(run_file(["parallel.strategy=filter"]), 2, job), first)
+
+
 def test_nothing_is_rounded(tmp_path):
     """Saving and reading in float32 returns the same bits, on other ranks too."""
     changes = ["engine.dtype=float32"]
