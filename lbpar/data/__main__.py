@@ -128,7 +128,12 @@ def _write(args: argparse.Namespace) -> list[Split]:
             args.overwrite,
         )
     else:
-        make_digits(args.out, args.size or (64 if args.kind == "digits64" else 8), args.gzip, args.overwrite)
+        make_digits(
+            args.out,
+            args.size if args.size is not None else 64 if args.kind == "digits64" else 8,
+            args.gzip,
+            args.overwrite,
+        )
     return []
 
 

@@ -77,6 +77,8 @@ def convert(
     for p in paths:
         if not os.path.exists(p):
             raise DataError(f"{p}: no such file or directory.")
+    if classes is not None and not 1 <= classes < 1 << 31:
+        raise DataError(f"convert: got {classes} classes, expected 1 or more, fewer than 2³¹.")
     splits = _labelled([_ready(s, channels) for s in _read(paths, split)], classes)
     path, kept = destination(out, [s.name for s in splits], overwrite)
     present = _present(path, kept)

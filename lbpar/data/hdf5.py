@@ -286,9 +286,11 @@ class Hdf5Dataset:
 def _follow(group: Any, name: str, where: str) -> Any:
     """The member of a group, None if there is none; a link that leads nowhere is refused."""
     found, link = group.get(name), group.get(name, getlink=True)
-    if found is None and link is not None:
+    if found is None and hasattr(link, "path"):
         file = f" in the file '{link.filename}'" if hasattr(link, "filename") else ""
         raise DataError(
             f"{where}: '{name}' is a link to '{link.path}'{file}, which is missing. Put it there, or copy the data."
         )
+    if found is None and link is not None:
+        raise DataError(f"{where}: '{name}' is damaged. Write it again.")
     return found

@@ -50,7 +50,7 @@ def _splits(path: Path, x: str) -> list[str]:
         with h5py.File(path, "r", locking="best-effort") as file:
             found = [n for n, o in file.items() if isinstance(o, h5py.Group) and x in o]
             root = [""] if x in file or not found else []
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, KeyError, RuntimeError, ValueError):
         return [""]  # opening it says what is wrong
     return root + sorted(found, key=lambda n: (n != "train", n != "test"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,20 @@ def make_digits(path: str | Path, size: int = 8, gzip: bool = False, overwrite: 
         raise DataError(
             "make digits: scikit-learn, which ships the digits, is not installed; `pip install lbpar[digits]`."
         ) from None
-    if size < 8 or size % 8:
-        raise DataError(f"make digits: got the size {size}, expected a multiple of 8.")
+    if size % 8 or not 8 <= size <= 8192:
+        raise DataError(f"make digits: got the size {size}, expected a multiple of 8 up to 8,192.")
     images, labels = load_digits(return_X_y=True)
-    x = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
-    x = x.repeat(size // 8, axis=1).repeat(size // 8, axis=2)
-    y = labels.astype(np.int64)
-    test = np.arange(len(y)) % 3 == 2
-    splits = [Split("train", x[~test], y[~test], classes=10), Split("test", x[test], y[test], classes=10)]
+    images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    test = np.arange(len(labels)) % 3 == 2
+    splits = []
+    for name, pick in (("train", np.flatnonzero(~test)), ("test", np.flatnonzero(test))):
+        x = Rows((len(pick), size, size, 1), np.float32, partial(_enlarged, images[pick], size // 8))
+        splits.append(Split(name, x, labels[pick].astype(np.int64), classes=10))
     write(path, splits, gzip=gzip, overwrite=overwrite)
+
+
+def _enlarged(images: NDArray[Any], times: int, rows: NDArray[np.int64]) -> NDArray[Any]:
+    return images[rows].repeat(times, axis=1).repeat(times, axis=2)
 
 
 def make_synthetic(
@@ -95,22 +101,21 @@ def make_synthetic(
         A size below 1, or the file cannot be written.
     """
     shape = tuple(shape)
-    if min((samples, classes, *shape)) < 1 or test_samples < 0 or not 1 <= len(shape) <= 4:
+    if min((samples, classes, *shape)) < 1 or test_samples < 0 or not 1 <= len(shape) <= 4 or classes >= 1 << 31:
         raise DataError(
             f"make synthetic: got {samples} and {test_samples} samples of shape {shape} in {classes} classes, "
-            "expected sizes of at least 1 and a shape of 1 to 4 numbers."
+            "expected sizes of at least 1, a shape of 1 to 4 numbers, and fewer than 2³¹ classes."
         )
     target = shape[:-1] if per_voxel else ()
     splits = []
     for name, n, salt in (("train", samples, 0), ("test", test_samples, 1)):
         if n:
             source = SyntheticDataset(n, shape, target, classes, seed=2 * seed + salt, distinct=n)
-            read = (lambda i, s=source: _to_bytes(s.read(i))) if uint8 else source.read
-            x = Rows((n, *shape), np.uint8 if uint8 else np.float32, read)
+            x = Rows((n, *shape), np.uint8 if uint8 else np.float32, partial(_bytes, source) if uint8 else source.read)
             splits.append(Split(name, x, Rows((n, *target), np.int64, source.read_targets), classes=classes))
     write(path, splits, overwrite=overwrite)
 
 
-def _to_bytes(noise: NDArray[Any]) -> NDArray[np.uint8]:
+def _bytes(source: SyntheticDataset, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Values within ±√3 as 0 to 255."""
-    return np.clip(np.floor((noise / np.sqrt(12) + 0.5) * 256), 0, 255).astype(np.uint8)
+    return np.clip(np.floor((source.read(rows) / np.sqrt(12) + 0.5) * 256), 0, 255).astype(np.uint8)

@@ -78,6 +78,9 @@ def destination(path: str | Path, splits: list[str], overwrite: bool = False) ->
     """
     import h5py
 
+    for name in splits:
+        if "/" in name or name in (".", "..") or not name.isprintable():
+            raise DataError(f"convert: got the split {name!r}, expected a name without slashes, as train or test.")
     path = as_path(path)
     try:
         path = path.resolve()
@@ -95,7 +98,7 @@ def destination(path: str | Path, splits: list[str], overwrite: bool = False) ->
             raise OSError
         with h5py.File(path, "r", locking="best-effort") as old:
             held = {name: isinstance(old.get(name), h5py.Group) for name in old}
-    except (OSError, RuntimeError):
+    except (OSError, KeyError, RuntimeError, ValueError):
         raise DataError(f"{path}: it exists and is no HDF5 file that can be read; give another name.") from None
     clash = [name for name in splits if name in held]
     if not held or (all(splits) and all(held.values()) and (overwrite or not clash)):

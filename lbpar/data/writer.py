@@ -15,7 +15,7 @@ from lbpar.data.new_file import check_room, destination, new_file
 from lbpar.data.pieces import pieces
 from lbpar.hdf5_file import uninterrupted
 
-_MOST_NAMES = 3000  # an attribute holds 64 kB, a name takes 16 bytes there
+_MOST_BYTES = 60_000  # an attribute holds 64 kB, all strings as long as the longest
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def write(
             group["x"].attrs.update(s.attributes)
             number = s.classes or classes
             if number and is_label(s.y):
-                named = len(s.class_names) == number <= _MOST_NAMES
-                group["y"].attrs["classes"] = s.class_names if named else number
+                names = [n.encode() for n in s.class_names] if len(s.class_names) == number else []
+                fits = 0 < len(names) * max(map(len, names), default=0) < _MOST_BYTES
+                group["y"].attrs["classes"] = np.array(names) if fits else number
 
 
 def _fill(group: Any, name: str, source: Any, gzip: bool, check: Callable[[], None]) -> list[int]:

@@ -209,6 +209,20 @@ def test_one_sample_of_odd_size(tmp_path, n: int) -> None:
     np.testing.assert_allclose(got.std(axis=(0, 1, 2)), 1, rtol=1e-12)
 
 
+def test_numbers_and_names_of_classes(tmp_path) -> None:
+    path = npz(tmp_path, x=np.zeros((6, 4)), y=Y)
+    for classes, words in (
+        (0, "got 0 classes"),
+        (-1, "got -1 classes"),
+        (10**30, "classes, expected"),
+        (2, "got the label 2, expected 0 to 1"),
+    ):
+        with pytest.raises(DataError, match=words):
+            convert([path], tmp_path / "a.h5", classes=classes)
+    convert([path], tmp_path / "a.h5", classes=7)
+    assert Hdf5Dataset(tmp_path / "a.h5").classes == 7
+
+
 def lying_npz(path: Path, header: dict[str, Any]) -> None:
     member = io.BytesIO()
     np.lib.format.write_array_header_1_0(member, {"fortran_order": False, **header})

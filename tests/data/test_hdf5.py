@@ -149,8 +149,9 @@ def test_classes_come_from_the_labels_where_nobody_says(tmp_path) -> None:
     assert f"labels one per sample, {y.max() + 1} classes" in describe(tmp_path / "a.h5")
 
 
-def test_labels_are_scanned_in_pieces(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(targets, "SCAN", 2 * 5 * 6 * 7)
+@pytest.mark.parametrize("most", [2 * 5 * 6 * 7, 50])
+def test_labels_are_scanned_in_pieces(tmp_path, monkeypatch, most: int) -> None:
+    monkeypatch.setattr(targets, "SCAN", most)
     y = Y.copy()
     y[9, 4, 5, 6] = 4
     write(tmp_path / "a.h5", [Split("train", X, y)], classes=4)

@@ -92,6 +92,9 @@ def test_refusals(tmp_path, monkeypatch) -> None:
     huge = Split("train", Rows((10**15, 1), np.float64, np.zeros), Rows((10**15,), np.int64, np.zeros))
     with pytest.raises(DataError, match="it would take 16,000,000 GB, but .* are free"):
         write(tmp_path / "a.h5", [huge])
+    for name in ("a/b", "..", "a\0", "a\ud800", "a\n"):
+        with pytest.raises(DataError, match="got the split .*, expected a name without slashes"):
+            write(tmp_path / "a.h5", [split(name, 1)])
     check_room(tmp_path / "no" / "such" / "a.h5", 1)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -105,6 +108,9 @@ def test_make_refuses_as_well(tmp_path, capsys) -> None:
         assert main([*small, bad]) == 2
         assert capsys.readouterr().err.startswith("lbpar: error: ")
     assert main([*small, str(out), "--samples", str(10**15)]) == 2
+    assert main([*small, str(tmp_path / "b.h5"), "--classes", str(10**30)]) == 2
+    assert main(["make", "digits", "--size", "0", "--out", str(tmp_path / "b.h5")]) == 2
+    assert main(["make", "digits", "--size", str(8 * 10**9), "--out", str(tmp_path / "b.h5")]) == 2
     assert main([*small, str(tmp_path / "b.h5"), "--samples", str(10**15)]) == 2
     assert "are free in" in capsys.readouterr().err
     assert main([*small, str(tmp_path / "n\u00e4me \u6570.h5")]) == 0
