@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -11,15 +13,18 @@ from lbpar.config.section import (
     Custom,
     Flag,
     Fraction,
+    Kinds,
     Naturals,
     NonNegative,
     Pad,
+    Part,
     Positive,
     Section,
     Sizes,
     Text,
     check_text,
 )
+from lbpar.text import shorten
 
 NormStats = Literal["global", "sample", "local"]
 """Over which processes a norm's training statistics are merged: all, those that share the same samples, or none."""
@@ -38,7 +43,9 @@ Sources = Annotated[tuple[str, ...] | None, Custom(_sources, "name of a layer or
 
 
 class Layer(Section):
-    """What every layer may say."""
+    """What every layer may say. The fields of a kind are the options of its op: their defaults, ranges and meaning are said here only."""
+
+    joins: ClassVar[bool] = False  # whether it takes several inputs
 
     name: Text | None = Field(
         default=None, description="Name, unique in the network; default: op and a running number."
@@ -52,7 +59,52 @@ class Layer(Section):
     @property
     def kind(self) -> str:
         """The op, as written in the file."""
-        return str(self.op)  # type: ignore[attr-defined]
+        return LAYERS.kind(type(self))
+
+    @classmethod
+    def own(cls) -> list[str]:
+        """Names of the op's options, in order."""
+        return [name for name in cls.model_fields if name not in ("op", *Layer.model_fields)]
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """The op's options, with an entry per spatial dimension where they are sizes.
+
+        Raises
+        ------
+        ValueError
+            A list is not as long as there are spatial dimensions.
+        """
+        out = {}
+        for name in self.own():
+            out[name] = value = getattr(self, name)
+            spread = _spreads(type(self)).get(name)
+            if spread is not None and value is not None:
+                try:
+                    out[name] = spread(value, rank)
+                except ValueError as error:
+                    raise ValueError(f"{name}: got {shorten(value)}, {error}") from None
+        return out
+
+    @classmethod
+    def has_sizes(cls) -> bool:
+        """Whether its options are about spatial dimensions."""
+        return bool(_spreads(cls))
+
+
+LAYERS = Kinds("op")
+
+
+@cache
+def _spreads(layer: type[Layer]) -> dict[str, Callable[[Any, int], Any]]:
+    """Options that are said per spatial dimension, and how one entry is made of them for each."""
+    found = {}
+    for name in layer.own():
+        field = layer.model_fields[name]
+        marks = [*field.metadata, *(m for a in get_args(field.annotation) for m in getattr(a, "__metadata__", ()))]
+        for mark in marks:
+            if isinstance(mark, Custom) and mark.spread is not None:
+                found[name] = mark.spread
+    return found
 
 
 Init = Literal["he", "glorot"]
@@ -70,12 +122,14 @@ class _Convolution(Layer):
     init: Init = _INIT
 
 
+@LAYERS.add
 class Conv(_Convolution):
     """Convolution."""
 
     op: Literal["conv"]
 
 
+@LAYERS.add
 class ConvTranspose(_Convolution):
     """Transposed convolution."""
 
@@ -90,6 +144,7 @@ class _Pool(Layer):
     ceil_mode: Flag = Field(default=False, description="Round the output size up, so that the last window may be cut.")
 
 
+@LAYERS.add
 class MaxPool(_Pool):
     """Maximum over a window."""
 
@@ -97,6 +152,7 @@ class MaxPool(_Pool):
     dilation: Sizes = Field(default=1, description="Distance between the elements of a window.")
 
 
+@LAYERS.add
 class AvgPool(_Pool):
     """Mean over a window."""
 
@@ -104,18 +160,20 @@ class AvgPool(_Pool):
     count_include_pad: Flag = Field(default=True, description="Whether padding counts in the divisor.")
 
 
+@LAYERS.add
 class GlobalAvgPool(Layer):
     """Mean over all of space."""
 
     op: Literal["global_avg_pool"]
 
 
+@LAYERS.add
 class Norm(Layer):
     """Batch normalisation per channel."""
 
     op: Literal["norm"]
     eps: Positive = Field(default=1e-5, description="Added to the variance.")
-    momentum: Fraction = Field(default=0.1, description="Weight of the new value in the running statistics.")
+    momentum: Part = Field(default=0.1, description="Weight of the new value in the running statistics.")
     affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
     stats: NormStats = Field(
         default="global",
@@ -124,12 +182,14 @@ class Norm(Layer):
     )
 
 
+@LAYERS.add
 class Relu(Layer):
     """Maximum of x and 0."""
 
     op: Literal["relu"]
 
 
+@LAYERS.add
 class LeakyRelu(Layer):
     """x where positive, else slope · x."""
 
@@ -137,12 +197,14 @@ class LeakyRelu(Layer):
     slope: NonNegative = Field(default=0.01, description="Slope for negative inputs.")
 
 
+@LAYERS.add
 class Sigmoid(Layer):
     """1 / (1 + exp(-x))."""
 
     op: Literal["sigmoid"]
 
 
+@LAYERS.add
 class Tanh(Layer):
     """scale · tanh(x)."""
 
@@ -150,30 +212,38 @@ class Tanh(Layer):
     scale: Positive = Field(default=1.0, description="The output lies between -scale and scale.")
 
 
+@LAYERS.add
 class Add(Layer):
     """Sum of two or more layers of one shape."""
 
     op: Literal["add"]
+    joins: ClassVar[bool] = True
 
 
+@LAYERS.add
 class Multiply(Layer):
     """Product of two or more layers of one shape."""
 
     op: Literal["multiply"]
+    joins: ClassVar[bool] = True
 
 
+@LAYERS.add
 class Concat(Layer):
     """Join of two or more layers along the channels."""
 
     op: Literal["concat"]
+    joins: ClassVar[bool] = True
 
 
+@LAYERS.add
 class Flatten(Layer):
     """All dimensions of a sample as one."""
 
     op: Literal["flatten"]
 
 
+@LAYERS.add
 class Linear(Layer):
     """Fully connected layer."""
 
@@ -183,6 +253,7 @@ class Linear(Layer):
     init: Init = _INIT
 
 
+@LAYERS.add
 class Dropout(Layer):
     """Set a random part of the elements to zero while training."""
 
@@ -190,6 +261,7 @@ class Dropout(Layer):
     rate: Fraction = Field(default=0.5, description="Part of the elements that is dropped.")
 
 
+@LAYERS.add
 class Upsample(Layer):
     """Nearest-neighbour enlargement."""
 
@@ -197,24 +269,4 @@ class Upsample(Layer):
     factor: Sizes = Field(default=2, description="How many times larger.")
 
 
-AnyLayer = Annotated[
-    Conv
-    | ConvTranspose
-    | MaxPool
-    | AvgPool
-    | GlobalAvgPool
-    | Norm
-    | Relu
-    | LeakyRelu
-    | Sigmoid
-    | Tanh
-    | Add
-    | Multiply
-    | Concat
-    | Flatten
-    | Linear
-    | Dropout
-    | Upsample,
-    Field(discriminator="op"),
-]
-JOINS = ("add", "multiply", "concat")
+AnyLayer = Annotated[Layer, LAYERS]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
-from lbpar.config.layers import JOINS, AnyLayer
+from lbpar.config.layers import AnyLayer
 from lbpar.config.paths import FilePath
 from lbpar.config.section import Count, Custom, Section, Shape, Text
 from lbpar.text import listed, nearest
@@ -117,9 +117,9 @@ class InlineModel(Section):
                     raise ValueError(
                         f"{where}: from: got '{s}', {nearest(s, known)}expected an earlier layer: {listed(known)}"
                     )
-            if kind in JOINS and len(sources) < 2:
+            if layer.joins and len(sources) < 2:
                 raise ValueError(f"{where}: got {len(sources)} input, expected two or more in 'from', as in [a, b]")
-            if kind not in JOINS and len(sources) > 1:
+            if not layer.joins and len(sources) > 1:
                 raise ValueError(f"{where}: got {len(sources)} inputs in 'from', expected one; use add or concat")
             known[name] = None
             last = name

@@ -6,15 +6,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lbpar.config.section import MOST, Flag, Fraction, NonNegative, Number, Positive, Section
+from lbpar.config.section import MOST, Flag, Fraction, Kinds, NonNegative, Number, Positive, Section
+
+OPTIMIZERS = Kinds("name")
+SCHEDULES = Kinds("name")
 
 
-class _Optimizer(Section):
+class Optimizer(Section):
+    """What every update rule may say. Defaults, ranges and meaning of its options are said here only."""
+
     lr: Positive = Field(description="Learning rate after warm-up.")
     weight_decay: NonNegative = Field(default=0.0, description="Factor of the L2 term (decoupled in adamw, lamb).")
 
+    @property
+    def kind(self) -> str:
+        """The rule, as written in the file."""
+        return OPTIMIZERS.kind(type(self))
 
-class Sgd(_Optimizer):
+
+@OPTIMIZERS.add
+class Sgd(Optimizer):
     """Gradient descent with momentum, as PyTorch's `SGD`."""
 
     name: Literal["sgd"]
@@ -28,18 +39,20 @@ class Sgd(_Optimizer):
         return self
 
 
-class _Adaptive(_Optimizer):
+class _Adaptive(Optimizer):
     lr: Positive = Field(default=1e-3, description="Learning rate after warm-up.")
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
     eps: Positive = Field(default=1e-8, description="Added to the denominator.")
 
 
+@OPTIMIZERS.add
 class Adam(_Adaptive):
     """Adam, weight decay added to the gradient, as PyTorch's `Adam`."""
 
     name: Literal["adam"]
 
 
+@OPTIMIZERS.add
 class AdamW(_Adaptive):
     """Adam with decoupled weight decay, as PyTorch's `AdamW`."""
 
@@ -47,7 +60,8 @@ class AdamW(_Adaptive):
     weight_decay: NonNegative = Field(default=1e-2, description="Part of the weights taken off per unit of rate.")
 
 
-class Lars(_Optimizer):
+@OPTIMIZERS.add
+class Lars(Optimizer):
     """Layer-wise adaptive rate scaling: SGD whose step is scaled by ‖w‖ / ‖dw‖ of each tensor."""
 
     name: Literal["lars"]
@@ -56,6 +70,7 @@ class Lars(_Optimizer):
     eps: NonNegative = Field(default=0.0, description="Added to the denominator of the ratio.")
 
 
+@OPTIMIZERS.add
 class Lamb(_Adaptive):
     """Adam whose step is scaled by ‖w‖ / ‖step‖ of each tensor."""
 
@@ -63,10 +78,12 @@ class Lamb(_Adaptive):
     eps: Positive = Field(default=1e-6, description="Added to the denominator.")
 
 
-AnyOptimizer = Annotated[Sgd | Adam | AdamW | Lars | Lamb, Field(discriminator="name")]
+AnyOptimizer = Annotated[Optimizer, OPTIMIZERS]
 
 
-class _Schedule(Section):
+class Schedule(Section):
+    """What every schedule may say."""
+
     warmup_epochs: NonNegative = Field(
         default=0.0, le=MOST, description="Epochs over which the rate rises linearly; may be a fraction."
     )
@@ -75,13 +92,15 @@ class _Schedule(Section):
     )
 
 
-class Constant(_Schedule):
+@SCHEDULES.add
+class Constant(Schedule):
     """The same rate throughout."""
 
     name: Literal["constant"]
 
 
-class Step(_Schedule):
+@SCHEDULES.add
+class Step(Schedule):
     """The rate times `gamma` at given epochs."""
 
     name: Literal["step"]
@@ -98,14 +117,16 @@ class Step(_Schedule):
         return self
 
 
-class Cosine(_Schedule):
+@SCHEDULES.add
+class Cosine(Schedule):
     """Half a cosine from the rate down to `min_lr` at the last step."""
 
     name: Literal["cosine"]
     min_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
 
 
-class Polynomial(_Schedule):
+@SCHEDULES.add
+class Polynomial(Schedule):
     """From the rate down to `min_lr` at the last step, as (1 - t)^power."""
 
     name: Literal["polynomial"]
@@ -113,4 +134,4 @@ class Polynomial(_Schedule):
     min_lr: NonNegative = Field(default=0.0, description="Rate at the end.")
 
 
-AnySchedule = Annotated[Constant | Step | Cosine | Polynomial, Field(discriminator="name")]
+AnySchedule = Annotated[Schedule, SCHEDULES]

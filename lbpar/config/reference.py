@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -15,7 +15,7 @@ from lbpar.config.layers import Layer
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.config.plan_file import PlanFile
 from lbpar.config.run_file import RunConfig
-from lbpar.config.section import MOST, Custom, Section
+from lbpar.config.section import MOST, Custom, Kinds, Section
 
 _NAMES = {
     int: "whole number",
@@ -76,7 +76,7 @@ def _section(section: type[Section], path: str) -> Iterator[str]:
     yield f"{_doc(section)}\n"
     yield _table(section)
     for name, field in section.model_fields.items():
-        inner = list(_sections(field.annotation))
+        inner = list(_sections(field.annotation, field.metadata))
         here = f"{path}.{field.alias or name}" if path else (field.alias or name)
         if len(inner) == 1:
             yield f"### `{here}`\n"
@@ -188,8 +188,14 @@ def _limits(metadata: list[Any] | tuple[Any, ...]) -> str:
     return (" " + ", ".join(dict.fromkeys(out))) if out else ""
 
 
-def _sections(annotation: Any) -> Iterator[type[Section]]:
+def _sections(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Section]]:
     """Yield the sections that an annotation mentions, in order."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *metadata = typing.get_args(annotation)
+    kinds = next((m for m in metadata if isinstance(m, Kinds)), None)
+    if kinds is not None:
+        yield from kinds.sections.values()
+        return
     if isinstance(annotation, type) and not typing.get_origin(annotation):
         if issubclass(annotation, Section):
             yield annotation

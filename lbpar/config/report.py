@@ -97,12 +97,8 @@ def _expected(e: ErrorDetails) -> str:
             return str(ctx["error"]).rstrip(".")
         case "literal_error":
             return f"{_near(e['input'], ctx['expected'])}expected one of {ctx['expected']}"
-        case "union_tag_invalid":
-            given, tags = ctx["tag"], ctx["expected_tags"]
-            key = ctx["discriminator"].strip("'")
-            return f"whose '{key}' is {shorten(given)}: {_near(given, tags)}expected one of {tags}"
-        case "union_tag_not_found":
-            return f"expected a field {ctx['discriminator']} that says which kind it is"
+        case "kind":
+            return e["msg"]
         case "int_type" | "int_parsing" | "int_from_float":
             return "expected a whole number"
         case "float_type" | "float_parsing":

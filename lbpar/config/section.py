@@ -10,10 +10,12 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from lbpar.text import nearest, shorten
 
 
 class Section(BaseModel):
@@ -35,6 +37,9 @@ class Section(BaseModel):
         return [f.alias or name for name, f in cls.model_fields.items()]
 
 
+S = TypeVar("S", bound=Section)
+
+
 @dataclass(frozen=True)
 class Custom:
     """Annotation: a type whose values one function checks and brings to one form.
@@ -45,13 +50,63 @@ class Custom:
         Gets what the file says, returns the value or raises ValueError with "expected ...".
     shown : str
         How the reference describes the values.
+    spread : callable, optional
+        Of values that may be said once for all spatial dimensions: gets the value and the number of dimensions, returns
+        one entry per dimension or raises ValueError with "expected ...".
     """
 
     check: Callable[[Any], Any]
     shown: str
+    spread: Callable[[Any, int], Any] | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.check)
+
+
+def _mistake(text: str) -> PydanticCustomError:
+    return PydanticCustomError("kind", "{text}", {"text": text})
+
+
+class Kinds:
+    """Annotation: one of several sections, told apart by the field ``tag``. Kinds may be added while a program runs.
+
+    Attributes
+    ----------
+    sections : dict of str to type
+        Section of each kind.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.sections: dict[str, type[Section]] = {}
+
+    def kind(self, section: type[Section]) -> str:
+        """The one word that the section's tag takes."""
+        (word,) = get_args(section.model_fields[self.tag].annotation)
+        return str(word)
+
+    def add(self, section: type[S]) -> type[S]:
+        """Make a section one of the kinds; a decorator."""
+        self.sections[self.kind(section)] = section
+        return section
+
+    def _check(self, value: Any, info: ValidationInfo) -> Section:
+        if isinstance(value, Section):
+            return value
+        if not isinstance(value, dict):
+            raise _mistake("expected a block of fields")
+        known = ", ".join(self.sections)
+        if self.tag not in value:
+            raise _mistake(f"expected a field '{self.tag}' that says which kind it is: {known}")
+        given = value[self.tag]
+        if not isinstance(given, str) or given not in self.sections:
+            raise _mistake(
+                f"whose '{self.tag}' is {shorten(given)}: {nearest(given, self.sections)}expected one of {known}"
+            )
+        return self.sections[given].model_validate(value, context=info.context)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._check)
 
 
 MOST = 2**31 - 1
@@ -65,6 +120,7 @@ Number = Annotated[float, Strict(), AllowInfNan(False)]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Field(gt=0)]
 NonNegative = Annotated[float, Strict(), AllowInfNan(False), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Part = Annotated[float, Strict(), Field(ge=0, le=1)]
 
 
 def _words(value: Any, allowed: str = "\n\t") -> str:
@@ -96,6 +152,19 @@ def is_int(value: Any, least: int, most: int = MOST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
+def spread(value: int | tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    """One entry per spatial dimension."""
+    if isinstance(value, int):
+        return (value,) * rank
+    if len(value) != rank:
+        raise ValueError(f"expected one entry for all spatial dimensions, or {rank} of them")
+    return value
+
+
+def _spread_pads(value: Pads, rank: int) -> tuple[tuple[int, int], ...]:
+    return tuple((p, p) if isinstance(p, int) else p for p in spread(value, rank))
+
+
 def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
     def check(value: Any) -> int | tuple[int, ...]:
         if is_int(value, least):
@@ -110,7 +179,7 @@ def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
 
 
 Sizes = Annotated[
-    int | tuple[int, ...], Custom(_per_dim(1), "whole number ≥ 1, or a list of them, one per spatial dimension")
+    int | tuple[int, ...], Custom(_per_dim(1), "whole number ≥ 1, or a list of them, one per spatial dimension", spread)
 ]
 
 Pads = int | tuple[int | tuple[int, int], ...]
@@ -136,9 +205,12 @@ def _pad(value: Any) -> Pads:
     )
 
 
-Pad = Annotated[Pads, Custom(_pad, "whole number ≥ 0, or a list per spatial dimension of numbers or [before, after]")]
+Pad = Annotated[
+    Pads,
+    Custom(_pad, "whole number ≥ 0, or a list per spatial dimension of numbers or [before, after]", _spread_pads),
+]
 Naturals = Annotated[
-    int | tuple[int, ...], Custom(_per_dim(0), "whole number ≥ 0, or a list of them, one per spatial dimension")
+    int | tuple[int, ...], Custom(_per_dim(0), "whole number ≥ 0, or a list of them, one per spatial dimension", spread)
 ]
 
 

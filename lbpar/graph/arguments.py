@@ -1,4 +1,4 @@
-"""Check what a caller gives to the graph builder: whole numbers (NumPy's too), sizes per dimension, pads."""
+"""Check what a caller gives to the graph builder; options of ops are checked by their declaration."""
 
 from __future__ import annotations
 
@@ -33,36 +33,13 @@ def whole(value: Any, what: str, least: int = 1) -> int:
     return number
 
 
-def each(value: Any, rank: int, what: str, least: int = 1) -> tuple[int, ...]:
-    """One int for all of ``rank`` dimensions, or one per dimension."""
-    if not _is_list(value):
-        return (whole(value, what, least),) * rank
-    out = tuple(whole(v, what, least) for v in value)
-    if len(out) != rank:
-        raise GraphError(f"{what}: got {list(out)}, expected one whole number or {rank} of them.")
-    return out
-
-
-def pads(value: Any, rank: int, what: str) -> tuple[tuple[int, int], ...]:
-    """(before, after) per dimension, from an int for all, an int per dimension, or pairs."""
-    if not _is_list(value):
-        return ((whole(value, what, 0),) * 2,) * rank
-    if len(value) != rank:
-        raise GraphError(f"{what}: got {list(value)}, expected one number, or {rank} numbers or [before, after] pairs.")
-    out = []
-    for v in value:
-        pair = tuple(v) if _is_list(v) else (v, v)
-        if len(pair) != 2:
-            raise GraphError(f"{what}: got {list(pair)}, expected a number or [before, after].")
-        out.append((whole(pair[0], what, 0), whole(pair[1], what, 0)))
-    return tuple(out)
-
-
-def number(value: Any, what: str, expected: str, ok: bool) -> float:
-    """A finite real number for which ``ok`` holds."""
-    if not ok:
-        raise GraphError(f"{what}: got {value!r}, expected {expected}.")
-    return float(value)
+def plain(value: Any) -> Any:
+    """The same in Python's own numbers and lists, where NumPy's may have been given."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def choice(value: Any, what: str, allowed: Sequence[str]) -> Any:
@@ -86,7 +63,3 @@ def names(values: Any, what: str) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise GraphError(f"{what}: got {values!r}, expected a list of nodes.")
     return list(values)
-
-
-def _is_list(value: Any) -> bool:
-    return hasattr(value, "__len__") and not isinstance(value, str)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from math import inf
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any, TypeVar
 
-from lbpar.config.layers import NormStats
-from lbpar.errors import GraphError
-from lbpar.graph.arguments import Ints, Pads, choice, each, known, names, number, pads, whole
+from lbpar.config import layers
+from lbpar.config.layers import LAYERS, Layer
+from lbpar.config.report import check
+from lbpar.errors import ConfigError, GraphError
+from lbpar.graph.arguments import choice, known, names, plain, whole
 from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
@@ -20,8 +22,43 @@ from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, S
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 
-INITS = ("he", "glorot")
-STATS = ("global", "sample", "local")
+O = TypeVar("O", bound=type[Op])
+
+OPS: dict[str, type[Op]] = {
+    op.kind: op
+    for op in (
+        *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
+        *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
+    )
+}
+
+
+def register_op(op: O) -> O:
+    """Make an op known to run files (``op: kind``) and to `GraphBuilder.layer`; a decorator. See docs/howto/add-an-op.md."""
+    OPS[LAYERS.kind(LAYERS.add(op.options))] = op
+    return op
+
+
+def _method(layer: type[Layer]) -> Callable[..., str]:
+    """The builder's method of an op: its signature and documentation are those of the op's options."""
+    kind, own = LAYERS.kind(layer), layer.own()
+
+    def method(self: GraphBuilder, x: Any, *args: Any, name: str | None = None, **options: Any) -> str:
+        if len(args) > len(own):
+            raise TypeError(f"{kind}() takes {len(own)} options but {len(args)} were given")
+        return self.layer(kind, x, name=name, **dict(zip(own, args, strict=False)), **options)
+
+    fields = [layer.model_fields[n] for n in own]
+    defaults = [Parameter.empty if f.is_required() else f.default for f in fields]
+    given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in zip(own, defaults, strict=True)]
+    fixed = [Parameter(n, Parameter.POSITIONAL_ONLY) for n in ("self", "xs" if layer.joins else "x")]
+    method.__name__ = kind
+    method.__signature__ = Signature(  # type: ignore[attr-defined]
+        [*fixed, *given, Parameter("name", Parameter.KEYWORD_ONLY, default=None)]
+    )
+    options = [f"{n}\n    {f.description}" for n, f in zip(own, fields, strict=True)]
+    method.__doc__ = "\n".join([layer.__doc__ or "", *(["", "Parameters", "----------", *options] if options else [])])
+    return method
 
 
 class GraphBuilder:
@@ -65,7 +102,55 @@ class GraphBuilder:
         """Shape of a node's output for one sample, with a leading 1 for the batch."""
         return self._shapes[known(x, self._shapes, "shape")]
 
-    def add_op(self, op: Op, inputs: Sequence[str], name: str | None = None) -> str:
+    conv = _method(layers.Conv)
+    conv_transpose = _method(layers.ConvTranspose)
+    max_pool = _method(layers.MaxPool)
+    avg_pool = _method(layers.AvgPool)
+    global_avg_pool = _method(layers.GlobalAvgPool)
+    norm = _method(layers.Norm)
+    relu = _method(layers.Relu)
+    leaky_relu = _method(layers.LeakyRelu)
+    sigmoid = _method(layers.Sigmoid)
+    tanh = _method(layers.Tanh)
+    add = _method(layers.Add)
+    multiply = _method(layers.Multiply)
+    concat = _method(layers.Concat)
+    flatten = _method(layers.Flatten)
+    linear = _method(layers.Linear)
+    dropout = _method(layers.Dropout)
+    upsample = _method(layers.Upsample)
+
+    def layer(self, kind: str | Layer, x: str | Sequence[str], name: str | None = None, **options: Any) -> str:
+        """Append an op of any kind, those of `register_op` included.
+
+        Parameters
+        ----------
+        kind : str or Layer
+            Name of the op, or a layer of a run file with its options.
+        x : str or sequence of str
+            The node that it reads; several for add, multiply and concat.
+        name : str, optional
+            Name of the node.
+        **options
+            As in a run file.
+        """
+        word = kind if isinstance(kind, str) else kind.kind
+        at = name or word
+        choice(word, f"{at}: op", list(OPS))
+        try:
+            layer = check(LAYERS.sections[word], {"op": word, **plain(options)}, at) if isinstance(kind, str) else kind
+        except ConfigError as error:
+            raise GraphError(str(error)) from None
+        assert isinstance(layer, Layer)
+        inputs = names(x, at) if layer.joins else [x]
+        rank = self._rank(inputs[0], at) if layer.has_sizes() else 0
+        try:
+            op = OPS[word].make(**layer.options(rank))
+        except ValueError as error:
+            raise GraphError(f"{at}: {error}.") from None
+        return self.add_op(op, inputs, name)
+
+    def add_op(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> str:
         """Append any op; returns its node's name."""
         self._counts[op.kind] += 1
         if name is None:
@@ -98,166 +183,9 @@ class GraphBuilder:
                 todo.extend(by_name[n].inputs)
         return Graph(tuple(n for n in self._nodes if n.name in needed or n.name == self.input), output, self.name)
 
-    # Ops with windows.
-
-    def conv(
-        self,
-        x: str,
-        filters: int,
-        kernel: Ints,
-        stride: Ints = 1,
-        pad: Pads = 0,
-        dilation: Ints = 1,
-        groups: int = 1,
-        bias: bool = True,
-        init: Literal["he", "glorot"] = "he",
-        name: str | None = None,
-    ) -> str:
-        """Convolution."""
-        at = name or "conv"
-        k, s, p, d = self._window(x, at, kernel, stride, pad, dilation)
-        f, g = whole(filters, f"{at}: filters"), whole(groups, f"{at}: groups")
-        return self.add_op(Conv(f, k, s, p, d, g, bool(bias), choice(init, f"{at}: init", INITS)), [x], name)
-
-    def conv_transpose(
-        self,
-        x: str,
-        filters: int,
-        kernel: Ints,
-        stride: Ints = 1,
-        pad: Pads = 0,
-        dilation: Ints = 1,
-        groups: int = 1,
-        bias: bool = True,
-        output_pad: Ints = 0,
-        init: Literal["he", "glorot"] = "he",
-        name: str | None = None,
-    ) -> str:
-        """Transposed convolution."""
-        at = name or "conv_transpose"
-        k, s, p, d = self._window(x, at, kernel, stride, pad, dilation)
-        f, g = whole(filters, f"{at}: filters"), whole(groups, f"{at}: groups")
-        q = each(output_pad, len(k), f"{at}: output_pad", 0)
-        if any(a >= max(b, c) for a, b, c in zip(q, s, d, strict=True)):
-            raise GraphError(f"{at}: output_pad: got {list(q)}, expected less than the stride {s} or the dilation {d}.")
-        init = choice(init, f"{at}: init", INITS)
-        return self.add_op(ConvTranspose(f, k, s, p, d, g, bool(bias), init, q), [x], name)
-
-    def max_pool(
-        self,
-        x: str,
-        kernel: Ints,
-        stride: Ints | None = None,
-        pad: Pads = 0,
-        dilation: Ints = 1,
-        ceil_mode: bool = False,
-        name: str | None = None,
-    ) -> str:
-        """Max pooling; the stride defaults to the kernel."""
-        k, s, p, d = self._window(x, name or "max_pool", kernel, kernel if stride is None else stride, pad, dilation)
-        return self.add_op(MaxPool(k, s, p, d, bool(ceil_mode)), [x], name)
-
-    def avg_pool(
-        self,
-        x: str,
-        kernel: Ints,
-        stride: Ints | None = None,
-        pad: Pads = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        name: str | None = None,
-    ) -> str:
-        """Average pooling; the stride defaults to the kernel."""
-        k, s, p, d = self._window(x, name or "avg_pool", kernel, kernel if stride is None else stride, pad, 1)
-        return self.add_op(AvgPool(k, s, p, d, bool(ceil_mode), bool(count_include_pad)), [x], name)
-
-    def global_avg_pool(self, x: str, name: str | None = None) -> str:
-        """Mean over all spatial positions."""
-        return self.add_op(GlobalAvgPool(), [x], name)
-
-    def upsample(self, x: str, factor: Ints = 2, name: str | None = None) -> str:
-        """Nearest-neighbour upsampling."""
-        at = name or "upsample"
-        return self.add_op(Upsample(each(factor, self._rank(x, at), f"{at}: factor")), [x], name)
-
-    # Ops without.
-
-    def norm(
-        self,
-        x: str,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = True,
-        stats: NormStats = "global",
-        name: str | None = None,
-    ) -> str:
-        """Batch normalisation."""
-        at = name or "norm"
-        eps = number(eps, f"{at}: eps", "a number above 0", 0 < eps < inf)
-        momentum = number(momentum, f"{at}: momentum", "a number from 0 to 1", 0 <= momentum <= 1)
-        return self.add_op(Norm(eps, momentum, bool(affine), choice(stats, f"{at}: stats", STATS)), [x], name)
-
-    def relu(self, x: str, name: str | None = None) -> str:
-        """max(x, 0)."""
-        return self.add_op(Relu(), [x], name)
-
-    def leaky_relu(self, x: str, slope: float = 0.01, name: str | None = None) -> str:
-        """x where positive, slope * x elsewhere."""
-        slope = number(slope, f"{name or 'leaky_relu'}: slope", "a number above 0", 0 < slope < inf)
-        return self.add_op(LeakyRelu(slope), [x], name)
-
-    def sigmoid(self, x: str, name: str | None = None) -> str:
-        """Logistic function."""
-        return self.add_op(Sigmoid(), [x], name)
-
-    def tanh(self, x: str, scale: float = 1.0, name: str | None = None) -> str:
-        """scale * tanh(x)."""
-        scale = number(scale, f"{name or 'tanh'}: scale", "a number above 0", 0 < scale < inf)
-        return self.add_op(Tanh(scale), [x], name)
-
-    def add(self, xs: Sequence[str], name: str | None = None) -> str:
-        """Sum of tensors of one shape."""
-        return self.add_op(Add(), names(xs, name or "add"), name)
-
-    def multiply(self, xs: Sequence[str], name: str | None = None) -> str:
-        """Product of tensors of one shape."""
-        return self.add_op(Multiply(), names(xs, name or "multiply"), name)
-
-    def concat(self, xs: Sequence[str], name: str | None = None) -> str:
-        """Concatenation along the channels."""
-        return self.add_op(Concat(), names(xs, name or "concat"), name)
-
-    def flatten(self, x: str, name: str | None = None) -> str:
-        """All dimensions but the samples in one, in channels-last memory order."""
-        return self.add_op(Flatten(), [x], name)
-
-    def linear(
-        self,
-        x: str,
-        features: int,
-        bias: bool = True,
-        init: Literal["he", "glorot"] = "he",
-        name: str | None = None,
-    ) -> str:
-        """Fully connected layer."""
-        at = name or "linear"
-        features, init = whole(features, f"{at}: features"), choice(init, f"{at}: init", INITS)
-        return self.add_op(Linear(features, bool(bias), init), [x], name)
-
-    def dropout(self, x: str, rate: float = 0.5, name: str | None = None) -> str:
-        """Dropout by global element index."""
-        rate = number(rate, f"{name or 'dropout'}: rate", "a number from 0 to below 1", 0 <= rate < 1)
-        return self.add_op(Dropout(rate), [x], name)
-
-    def _rank(self, x: str, at: str) -> int:
+    def _rank(self, x: Any, at: str) -> int:
         """Number of spatial dimensions of a node."""
         rank = len(self._shapes[known(x, self._shapes, f"{at}: input")]) - 2
         if rank < 1:
             raise GraphError(f"{at}: its input {x!r} has shape {self._shapes[x]}, expected spatial dimensions.")
         return rank
-
-    def _window(self, x: str, at: str, kernel: Ints, stride: Ints, pad: Pads, dilation: Ints) -> tuple[Any, ...]:
-        rank = self._rank(x, at)
-        sizes = {"kernel": kernel, "stride": stride, "dilation": dilation}
-        k, s, d = (each(v, rank, f"{at}: {what}") for what, v in sizes.items())
-        return k, s, pads(pad, rank, f"{at}: pad"), d

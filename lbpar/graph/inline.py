@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lbpar.config.layers import JOINS
 from lbpar.config.model import InlineModel
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
@@ -28,10 +27,8 @@ def inline_graph(model: InlineModel, name: str = "network") -> Graph:
     g = GraphBuilder(model.input, name=name)
     unread: dict[str, str] = {}
     for i, (layer_name, sources, layer) in enumerate(model.resolved()):
-        fields = {f: getattr(layer, f) for f in type(layer).model_fields if f not in ("op", "name", "sources")}
-        method = getattr(g, layer.kind)
         try:
-            method(list(sources) if layer.kind in JOINS else sources[0], name=layer_name, **fields)
+            g.layer(layer, list(sources) if layer.joins else sources[0], layer_name)
         except GraphError as error:
             raise GraphError(f"model.layers[{i}]: {error}") from None
         for source in sources:

@@ -85,7 +85,16 @@ def conv_transpose(s: Import, n: OnnxNode) -> Value:
         pads = tuple(found)
     bias, also = _bias(s, n, filters, len(kernel) + 2)
     node = s.builder.conv_transpose(
-        x.name, filters, kernel, stride, pads, dilation, groups, bias is not None, extra, name=s.name(n, n.inputs[1])
+        x.name,
+        filters,
+        kernel,
+        stride,
+        pads,
+        dilation,
+        groups,
+        bias is not None,
+        output_pad=extra,
+        name=s.name(n, n.inputs[1]),
     )
     s.keep(node, np.moveaxis(w, 1, -1), bias, n.inputs[1])
     return s.finish(n, replace(x, name=node), also)
@@ -103,7 +112,7 @@ def max_pool(s: Import, n: OnnxNode) -> Value:
         )
     stride, dilation = _each(a["strides"], kernel, "strides"), _each(a["dilations"], kernel, "dilations")
     pads = _pads(a, s.spatial(x), kernel, stride, dilation, x.pad)
-    node = s.builder.max_pool(x.name, kernel, stride, pads, dilation, bool(a["ceil_mode"]), name=s.name(n))
+    node = s.builder.max_pool(x.name, kernel, stride, pads, bool(a["ceil_mode"]), dilation, name=s.name(n))
     return replace(x, name=s.keep_sign(node, x.name), pad=None)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from lbpar.config.layers import LAYERS, Layer
 from lbpar.graph.loops import Kernel, Operand, Param, Shape, plain
 
 
@@ -14,7 +15,20 @@ from lbpar.graph.loops import Kernel, Operand, Param, Shape, plain
 class Op(ABC):
     """An op with one output. Shapes are global and channels-last: (N, [D, H, W], C)."""
 
+    #: Its options as users give them: defaults, ranges and documentation. The fields of the op have the same names, and an
+    #: entry per spatial dimension where users may give one for all. A loss or an input has none.
+    options: ClassVar[type[Layer]]
     kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "options" in vars(cls):
+            cls.kind = LAYERS.kind(cls.options)
+
+    @classmethod
+    def make(cls, **options: Any) -> Op:
+        """The op with these options; where an option follows from others, it is worked out here."""
+        return cls(**options)
 
     @abstractmethod
     def infer(self, xs: Sequence[Shape]) -> Shape:

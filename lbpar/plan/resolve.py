@@ -47,7 +47,7 @@ def optimizer_name(optimizer: AnyOptimizer) -> str:
     """The optimizer as the cost model knows it: SGD with momentum keeps one more array."""
     if isinstance(optimizer, Sgd):
         return "momentum" if optimizer.momentum else "sgd"
-    return str(optimizer.name)
+    return optimizer.kind
 
 
 def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int) -> Plan:

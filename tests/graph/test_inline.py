@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
-from lbpar.config.layers import AnyLayer
+from lbpar.config.layers import LAYERS
 from lbpar.config.model import InlineModel
 from lbpar.config.report import check
 from lbpar.errors import ConfigError, GraphError
-from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.builder import OPS, GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.inline import inline_graph
 
@@ -57,10 +58,25 @@ def test_every_op_and_field() -> None:
 
 
 def test_every_op_of_the_run_file_has_a_builder_method() -> None:
-    union = AnyLayer.__origin__.__args__  # type: ignore[attr-defined]
-    ops = {layer.model_fields["op"].annotation.__args__[0] for layer in union}
-    assert len(ops) == 17
-    assert all(callable(getattr(GraphBuilder, op)) for op in ops)
+    assert set(LAYERS.sections) == set(OPS)
+    for kind, layer in LAYERS.sections.items():
+        assert OPS[kind].options is layer and OPS[kind].kind == kind
+        given = inspect.signature(getattr(GraphBuilder, kind)).parameters
+        assert list(given) == ["self", "xs" if layer.joins else "x", *layer.own(), "name"]
+        assert all(n in (getattr(GraphBuilder, kind).__doc__ or "") for n in layer.own())
+
+
+def test_an_option_is_checked_alike_in_a_run_file_and_in_the_builder() -> None:
+    """As it was not for `slope: 0`."""
+    graph = build([4, 4, 2], {"op": "leaky_relu", "slope": 0}, {"op": "norm", "momentum": 1}, {"op": "flatten"})
+    g = GraphBuilder((4, 4, 2))
+    assert g.build(g.flatten(g.norm(g.leaky_relu(g.input, 0.0), momentum=1.0))) == graph
+    with pytest.raises(TypeError, match=r"leaky_relu\(\) takes 1 options but 2 were given"):
+        g.leaky_relu(g.input, 0.1, 0.2)
+    with pytest.raises(GraphError, match="a: slop: unknown field .*did you mean 'slope'"):
+        g.leaky_relu(g.input, slop=0.1, name="a")
+    with pytest.raises(GraphError, match="leaky: op: got 'leaky'; did you mean 'leaky_relu'"):
+        g.layer("leaky", g.input)
 
 
 def test_a_layer_that_does_not_fit_is_named() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.config.layers import NormStats
 from lbpar.config.run_file import RunConfig, parse_run
 from lbpar.cost.machine import find_machine
 from lbpar.cost.price import price
@@ -263,9 +264,13 @@ def test_evaluation_takes_samples_one_by_one() -> None:
     assert np.isfinite(record["test_loss"])
 
 
+def norm(stats: NormStats) -> Norm:
+    return Norm(eps=1e-5, momentum=0.1, affine=True, stats=stats)
+
+
 def test_space_counts_and_idle_or_empty_processes_do_not() -> None:
-    op, xs = Norm(stats="local"), ((3, 4, 5, 2),)
-    assert Norm().fewest(xs, {"N": 3, "H": 4}) == 60
+    op, xs = norm("local"), ((3, 4, 5, 2),)
+    assert norm("global").fewest(xs, {"N": 3, "H": 4}) == 60
     assert op.fewest(xs, {}) == 60 and op.fewest(xs, {"C": 2}) == 60
     assert op.fewest(xs, {"N": 3}) == 20 and op.fewest(xs, {"N": 7, "W": 4}) == 4
-    assert Norm(stats="sample").fewest(xs, {"N": 3, "W": 5}) == 20
+    assert norm("sample").fewest(xs, {"N": 3, "W": 5}) == 20

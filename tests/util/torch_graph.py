@@ -138,7 +138,7 @@ def _apply(
         case "flatten":
             return x.flatten(1)
         case "upsample":
-            for i, f in enumerate(op.factors):
+            for i, f in enumerate(op.factor):
                 x = x.repeat_interleave(f, 1 + i)
             return x
         case "cross_entropy":

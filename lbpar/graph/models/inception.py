@@ -6,7 +6,8 @@ from functools import partial
 from typing import Protocol
 
 from lbpar.config.section import Count, Positive, Shape
-from lbpar.graph.builder import GraphBuilder, Ints, Pads
+from lbpar.graph.arguments import Ints, Pads
+from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.models.parts import conv_norm_relu, scaled
 

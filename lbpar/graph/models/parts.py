@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lbpar.config.section import MOST
 from lbpar.errors import GraphError
-from lbpar.graph.builder import GraphBuilder, Ints, Pads
+from lbpar.graph.arguments import Ints, Pads
+from lbpar.graph.builder import GraphBuilder
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal
 
+from lbpar.config import layers
+from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, Window, spatial_letters
 from lbpar.graph.op import Op, like
@@ -28,9 +30,9 @@ class _Filter(Op):
     stride: tuple[int, ...]
     pad: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
-    groups: int = 1
-    bias: bool = True
-    init: Literal["he", "glorot"] = "he"
+    groups: int
+    bias: bool
+    init: Literal["he", "glorot"]
     weighted: ClassVar[bool] = True
 
     def _check(self, xs: Sequence[Shape]) -> tuple[int, Shape, int]:
@@ -136,7 +138,7 @@ class _Filter(Op):
 class Conv(_Filter):
     """Convolution (cross-correlation): y[n,o,f] = b[f] + sum over k, c of x[n, o*stride + k*dilation - pad, c] * w[f,k,c]."""
 
-    kind: ClassVar[str] = "conv"
+    options: ClassVar[type[Layer]] = layers.Conv
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         n, spatial, _ = self._check(xs)
@@ -168,13 +170,16 @@ class ConvTranspose(_Filter):
     ``output_pad`` lengthens the output at its end, as in PyTorch.
     """
 
-    output_pad: tuple[int, ...] = ()
-    kind: ClassVar[str] = "conv_transpose"
+    output_pad: tuple[int, ...]
+    options: ClassVar[type[Layer]] = layers.ConvTranspose
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         n, spatial, _ = self._check(xs)
-        extra = self.output_pad or (0,) * len(spatial)
-        cut = zip(spatial, self.kernel, self.stride, self.dilation, self.pad, extra, strict=True)
+        cut = zip(spatial, self.kernel, self.stride, self.dilation, self.pad, self.output_pad, strict=True)
+        if any(q >= max(s, d) for q, s, d in zip(self.output_pad, self.stride, self.dilation, strict=True)):
+            raise GraphError(
+                f"output_pad: got {list(self.output_pad)}, expected less than the stride {self.stride} or the dilation {self.dilation}."
+            )
         out = tuple((e - 1) * s - p[0] - p[1] + (k - 1) * d + 1 + q for e, k, s, d, p, q in cut)
         if min(out) < 1:
             raise GraphError(f"conv_transpose: the output would have spatial shape {out}; use less padding.")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal
 
+from lbpar.config import layers
+from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape
 from lbpar.graph.op import Op
@@ -17,9 +19,9 @@ class Linear(Op):
     """y[n,f] = b[f] + sum over c of x[n,c] * w[f,c]; weights are (F, C)."""
 
     features: int
-    bias: bool = True
-    init: Literal["he", "glorot"] = "he"
-    kind: ClassVar[str] = "linear"
+    bias: bool
+    init: Literal["he", "glorot"]
+    options: ClassVar[type[Layer]] = layers.Linear
     weighted: ClassVar[bool] = True
 
     def infer(self, xs: Sequence[Shape]) -> Shape:

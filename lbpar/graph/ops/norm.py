@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from lbpar.config.layers import NormStats
+from lbpar.config import layers
+from lbpar.config.layers import Layer, NormStats
 from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, plain, spatial_letters, tensor_loops
 from lbpar.graph.op import Op
 
@@ -30,11 +31,11 @@ class Norm(Op):
         Running statistics always merge all processes.
     """
 
-    eps: float = 1e-5
-    momentum: float = 0.1
-    affine: bool = True
-    stats: NormStats = "global"
-    kind: ClassVar[str] = "norm"
+    eps: float
+    momentum: float
+    affine: bool
+    stats: NormStats
+    options: ClassVar[type[Layer]] = layers.Norm
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         return xs[0]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from lbpar.config import layers
+from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Kernel, Operand, Shape, plain, tensor_loops
 from lbpar.graph.op import Op, x
@@ -53,15 +55,15 @@ class _Activation(Pointwise):
 class Relu(_Activation):
     """max(x, 0)."""
 
-    kind: ClassVar[str] = "relu"
+    options: ClassVar[type[Layer]] = layers.Relu
 
 
 @dataclass(frozen=True)
 class LeakyRelu(_Activation):
     """x where x > 0, slope * x elsewhere."""
 
-    slope: float = 0.01
-    kind: ClassVar[str] = "leaky_relu"
+    slope: float
+    options: ClassVar[type[Layer]] = layers.LeakyRelu
 
     def attrs(self) -> tuple[tuple[str, object], ...]:
         return (("slope", self.slope),)
@@ -71,15 +73,15 @@ class LeakyRelu(_Activation):
 class Sigmoid(_Activation):
     """1 / (1 + exp(-x))."""
 
-    kind: ClassVar[str] = "sigmoid"
+    options: ClassVar[type[Layer]] = layers.Sigmoid
 
 
 @dataclass(frozen=True)
 class Tanh(_Activation):
     """scale * tanh(x)."""
 
-    scale: float = 1.0
-    kind: ClassVar[str] = "tanh"
+    scale: float
+    options: ClassVar[type[Layer]] = layers.Tanh
 
     def attrs(self) -> tuple[tuple[str, object], ...]:
         return (("scale", self.scale),)
@@ -89,7 +91,7 @@ class Tanh(_Activation):
 class Add(Pointwise):
     """Sum of the inputs; dy passes to each unchanged."""
 
-    kind: ClassVar[str] = "add"
+    options: ClassVar[type[Layer]] = layers.Add
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         return (self._kernel("add", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
@@ -104,7 +106,7 @@ class Add(Pointwise):
 class Multiply(Pointwise):
     """Product of the inputs."""
 
-    kind: ClassVar[str] = "multiply"
+    options: ClassVar[type[Layer]] = layers.Multiply
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         return (self._kernel("multiply", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
@@ -119,13 +121,8 @@ class Multiply(Pointwise):
 class Dropout(Pointwise):
     """Zero each element with probability ``rate`` and scale the rest by 1/(1-rate); the mask depends on the global index only."""
 
-    rate: float = 0.5
-    kind: ClassVar[str] = "dropout"
-
-    def infer(self, xs: Sequence[Shape]) -> Shape:
-        if not 0 <= self.rate < 1:
-            raise GraphError(f"dropout: rate={self.rate} must lie in [0, 1).")
-        return super().infer(xs)
+    rate: float
+    options: ClassVar[type[Layer]] = layers.Dropout
 
     def attrs(self) -> tuple[tuple[str, object], ...]:
         return (("rate", self.rate),)

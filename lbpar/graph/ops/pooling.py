@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from lbpar.config import layers
+from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, plain, tensor_loops
 from lbpar.graph.op import Op, like
@@ -19,8 +21,15 @@ class _Pool(Op):
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     pad: tuple[tuple[int, int], ...]
+    ceil_mode: bool
     dilation: tuple[int, ...]
-    ceil_mode: bool = False
+
+    @classmethod
+    def make(cls, **options: Any) -> Op:
+        if options["stride"] is None:
+            options["stride"] = options["kernel"]
+        options.setdefault("dilation", (1,) * len(options["kernel"]))
+        return cls(**options)
 
     def windows(self) -> tuple[Window, ...]:
         cut = zip(self.kernel, self.stride, self.dilation, self.pad, strict=True)
@@ -66,7 +75,7 @@ class _Pool(Op):
 class MaxPool(_Pool):
     """Maximum over each window; padding never wins; the first maximum in row-major order takes the gradient."""
 
-    kind: ClassVar[str] = "max_pool"
+    options: ClassVar[type[Layer]] = layers.MaxPool
 
     def _arg(self, y: Operand) -> Operand:
         return Operand("arg", y.dims, dtype="opaque")
@@ -90,8 +99,8 @@ class MaxPool(_Pool):
 class AvgPool(_Pool):
     """Mean over each window; ``count_include_pad`` counts zeros of the padding (not what lies beyond it)."""
 
-    count_include_pad: bool = True
-    kind: ClassVar[str] = "avg_pool"
+    count_include_pad: bool
+    options: ClassVar[type[Layer]] = layers.AvgPool
 
     def _attrs(self, xs: Sequence[Shape]) -> tuple[tuple[str, object], ...]:
         sides = zip(xs[0][1:-1], self.pad, strict=True)
@@ -114,7 +123,7 @@ class AvgPool(_Pool):
 class GlobalAvgPool(Op):
     """Mean over all spatial positions: (N, [D, H, W], C) to (N, C)."""
 
-    kind: ClassVar[str] = "global_avg_pool"
+    options: ClassVar[type[Layer]] = layers.GlobalAvgPool
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         (x,) = xs

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from lbpar.config import layers
+from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, plain, spatial_letters, tensor_loops
 from lbpar.graph.op import Op, like
@@ -16,7 +18,7 @@ from lbpar.graph.op import Op, like
 class Concat(Op):
     """Concatenation along the channels."""
 
-    kind: ClassVar[str] = "concat"
+    options: ClassVar[type[Layer]] = layers.Concat
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         if not xs:
@@ -56,7 +58,7 @@ class Concat(Op):
 class Flatten(Op):
     """(N, [D, H, W], C) to (N, [D*H*W*]C), in memory order (channels last)."""
 
-    kind: ClassVar[str] = "flatten"
+    options: ClassVar[type[Layer]] = layers.Flatten
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         return (xs[0][0], prod(xs[0][1:]))
@@ -83,20 +85,20 @@ class Flatten(Op):
 class Upsample(Op):
     """Nearest-neighbour upsampling by an integer factor per spatial dimension."""
 
-    factors: tuple[int, ...]
-    kind: ClassVar[str] = "upsample"
+    factor: tuple[int, ...]
+    options: ClassVar[type[Layer]] = layers.Upsample
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         (s,) = xs
-        if len(s) != len(self.factors) + 2:
-            raise GraphError(f"upsample: got an input of shape {s}, expected {len(self.factors)} spatial dimensions.")
-        return (s[0], *(e * f for e, f in zip(s[1:-1], self.factors, strict=True)), s[-1])
+        if len(s) != len(self.factor) + 2:
+            raise GraphError(f"upsample: got an input of shape {s}, expected {len(self.factor)} spatial dimensions.")
+        return (s[0], *(e * f for e, f in zip(s[1:-1], self.factor, strict=True)), s[-1])
 
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
         return dict(tensor_loops(self.infer(xs)))
 
     def _windows(self) -> tuple[Window, ...]:
-        return tuple(Window(f, f) for f in self.factors)  # one coarse cell covers f fine ones
+        return tuple(Window(f, f) for f in self.factor)  # one coarse cell covers f fine ones
 
     def _mixed(self, value: str, shape: Shape, transposed: bool) -> Operand:
         p = plain(shape)
@@ -106,9 +108,9 @@ class Upsample(Op):
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         y = self.infer(xs)
         reads, writes = (self._mixed("x0", xs[0], True),), (Operand("y", plain(y)),)
-        return (Kernel("upsample_forward", tensor_loops(y), reads, writes, (("factors", self.factors),), prod(y)),)
+        return (Kernel("upsample_forward", tensor_loops(y), reads, writes, (("factors", self.factor),), prod(y)),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         y = self.infer(xs)
         reads, writes = (self._mixed("dy", y, False),), (Operand("dx0", plain(xs[0])),)
-        return (Kernel("upsample_backward", tensor_loops(xs[0]), reads, writes, (("factors", self.factors),), prod(y)),)
+        return (Kernel("upsample_backward", tensor_loops(xs[0]), reads, writes, (("factors", self.factor),), prod(y)),)
