@@ -29,7 +29,7 @@ def check_norms(graph: Graph, plan: Plan, samples: int, last: bool = False) -> N
         if op.fewest(xs, plan.ways(node.name)) > 1:
             continue
         alone, where = op.fewest(xs, {}) == 1, "the last batch of an epoch" if last else "a batch"
-        remedy = "Take a larger train.batch"
+        remedy = "Train with larger batches"
         if last:
             remedy = "Set data.drop_last: true, or choose a train.batch that leaves more over"
         elif not alone:

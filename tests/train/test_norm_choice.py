@@ -229,7 +229,7 @@ engine: {name: numpy, dtype: float64}
 @pytest.mark.parametrize(
     ("procs", "changes", "text"),
     [
-        (1, ["train.batch=1"], "n: a batch of 1 sample gives it one value per channel.*Take a larger train.batch"),
+        (1, ["train.batch=1"], "n: a batch of 1 sample gives it one value per channel.*Train with larger batches"),
         (1, ["train.batch=1", "train.accumulate=4"], "n: a batch of 1 sample gives it one value"),
         (1, ["data.samples=1"], "n: a batch of 1 sample gives it one value"),
         (1, [], "n: the last batch of an epoch of 1 sample gives it one value.*Set data.drop_last: true"),

@@ -286,13 +286,6 @@ def test_a_loss_that_only_grows_ends_training(procs):
         train(config, procs, job)
     assert 1e4 < max(seen) < 1e8 * max(1, seen[0])
 
-    def spoil(trainer):
-        trainer.train_epoch(lambda result, lr: trainer.step == 8 and trainer.worker.state["fc.weight"].fill(1e6))
-
-    calm = run_file(["train.optimizer.lr=1e-9"], text=VECTORS)
-    with pytest.raises(TrainingError, match=r"evaluation after step 8: the loss is .*training diverges"):
-        train(calm, procs, spoil)
-
 
 @pytest.mark.parametrize(("batch", "scale"), [(0, 1e12), (1, 3e3)])
 def test_large_samples_do_not_end_training(batch, scale):
