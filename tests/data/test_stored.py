@@ -180,6 +180,7 @@ def test_damaged_files_are_refused_or_read(here) -> None:
 from pathlib import Path
 import numpy as np
 from lbpar.data.info import describe
+from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 rng, refused = np.random.default_rng(1), 0
 x, y = rng.standard_normal((8, 4, 2)), np.arange(8) % 2
