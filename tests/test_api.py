@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lbpar import api
+from lbpar.data.synthetic import SyntheticDataset
 from lbpar.data.writer import Split, write
 from lbpar.errors import CheckpointError, ConfigError, DataError, PlanError
 from lbpar.train.command import main as train_command
@@ -177,6 +178,15 @@ def test_predict_evaluate_and_train_read_samples_alike(tmp_path: Path, caplog: p
         with pytest.raises(DataError, match=r"predict: got float64, expected whole numbers"):
             trained.predict(x / 255)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_real_numbers_become_the_engines(dtype: str) -> None:
+    with api.train(config(f"engine.dtype={dtype}")) as trained:
+        scores = [
+            trained.evaluate(SyntheticDataset(16, (6, 6, 2), (), 3, dtype=kind)) for kind in ("float32", "float64")
+        ]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6) and (dtype == "float64" or scores[0] == scores[1])
 
 
 @pytest.mark.parametrize("theirs", [{}, {"scale": 0.5, "mean": [50.0, 50.0], "std": [9.0, 9.0]}])

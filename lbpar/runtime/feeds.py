@@ -23,7 +23,9 @@ class Samples(Protocol):
         """Boxes of the given samples' targets."""
 
 
-def read_feeds(program: Program, rank: int, dataset: Samples, samples: np.ndarray) -> dict[str, Array]:
+def read_feeds(
+    program: Program, rank: int, dataset: Samples, samples: np.ndarray, dtype: np.dtype[Any]
+) -> dict[str, Array]:
     """This rank's arrays for all feeds of a program.
 
     Parameters
@@ -35,6 +37,8 @@ def read_feeds(program: Program, rank: int, dataset: Samples, samples: np.ndarra
         Read by hyperslab; an empty block reads nothing.
     samples : (n,) int64
         Global sample indices of the batch.
+    dtype : dtype
+        Of real numbers: the engine's, whatever the dataset returns.
     """
     out: dict[str, Array] = {}
     same: dict[tuple[str, object], Array] = {}
@@ -43,6 +47,7 @@ def read_feeds(program: Program, rank: int, dataset: Samples, samples: np.ndarra
         key = (source, box)
         if key not in same:
             read = dataset.read_targets if source == TARGET else dataset.read
-            same[key] = np.ascontiguousarray(read(samples[indices(box[0])], box[1:]))
+            block = read(samples[indices(box[0])], box[1:])
+            same[key] = np.ascontiguousarray(block, dtype if block.dtype.kind == "f" else None)
         out[buffer] = same[key]
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from math import isfinite
@@ -27,7 +27,7 @@ from lbpar.graph.load import load_weights
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
-from lbpar.runtime.worker import Worker
+from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.best import find_checkpoint
 from lbpar.train.predict import predict, weights
 from lbpar.train.saving import load
@@ -198,16 +198,21 @@ class Evaluator:
         batches = list(Sampler(len(data), self.batch, shuffle=False).batches(0))
         for n in {len(b) for b in batches}:
             self.worker.executor(n, "evaluate")
-
-        def read(batch: np.ndarray) -> dict[str, Array]:
-            return read_feeds(self.worker.executor(len(batch), "evaluate").program, self.transport.rank, data, batch)
-
-        with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
+        with Prefetcher(self._reader(data, "evaluate"), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=True):
                 result = self.worker.run(feed, len(batch), "evaluate")
                 self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
                 totals.add(result)
         return totals.record("test_")
+
+    def _reader(self, dataset: Dataset, mode: Mode) -> Callable[[np.ndarray], dict[str, Array]]:
+        """Reads this rank's part of a batch, as training, evaluation and prediction all do."""
+
+        def read(batch: np.ndarray) -> dict[str, Array]:
+            program = self.worker.executor(len(batch), mode).program
+            return read_feeds(program, self.transport.rank, dataset, batch, np.dtype(self.engine.dtype))
+
+        return read
 
     def _own(self, dataset: Dataset, use: str) -> Dataset:
         """A caller's data as this network takes them: the same on all ranks, with the mean and std of the training data."""

@@ -19,7 +19,7 @@ from lbpar.layout.runs import indices
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.runtime.executor import Executor
-from lbpar.runtime.feeds import Samples, read_feeds
+from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import QUIET, Worker
 from lbpar.transport.base import Transport
 
@@ -82,18 +82,19 @@ def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
         raise DataError(f"predict: got samples of shape {data.sample_shape}, expected {wanted}, channels last.")
     plan = Plan(worker.plan.grid, {n: g for n, g in worker.plan.ops.items() if n in graph})
     out = np.empty((len(data), *graph.shapes(1)[graph.output][1:]), worker.engine.dtype)
+    transport, engine = worker.transport, worker.engine
+    executors: dict[int, Executor] = {}
     for samples in Sampler(len(data), batch, shuffle=False).batches(0) if len(data) else ():
-        out[samples] = _forward(worker, graph, plan, data, samples)
+        n = len(samples)
+        if n not in executors:
+            executors[n] = Executor(lower(graph, plan, n, training=False), engine, transport, worker.state)
+        program = executors[n].program
+        with np.errstate(**QUIET):
+            executors[n].run(read_feeds(program, transport.rank, data, samples, np.dtype(engine.dtype)))
+        out[samples] = gather(
+            program.buffers[program.results["output"]].layout, executors[n].value("output"), transport
+        )
     return out
-
-
-def _forward(worker: Worker, graph: Graph, plan: Plan, data: Samples, samples: np.ndarray) -> Array:
-    program = lower(graph, plan, len(samples), training=False)
-    executor = Executor(program, worker.engine, worker.transport, worker.state)
-    feeds = read_feeds(program, worker.transport.rank, data, samples)
-    with np.errstate(**QUIET):
-        executor.run(feeds)
-    return gather(program.buffers[program.results["output"]].layout, executor.value("output"), worker.transport)
 
 
 def without_loss(graph: Graph) -> Graph:

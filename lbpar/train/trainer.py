@@ -10,8 +10,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from lbpar.config.paths import as_path
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
@@ -20,7 +18,6 @@ from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.runtime.binding import Context
-from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
@@ -195,10 +192,7 @@ class Trainer(Evaluator):
         for n in set(sizes):
             self.worker.executor(n, first)  # made here: the reading thread only looks it up
 
-        def read(batch: np.ndarray) -> dict[str, Array]:
-            return read_feeds(self.worker.executor(len(batch), first).program, self.transport.rank, dataset, batch)
-
-        with Prefetcher(read, batches, self.config.data.prefetch) as feeds:
+        with Prefetcher(self._reader(dataset, first), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=False):  # it may end before the feeds do
                 i = self.batches
                 group = sizes[i - i % every : i - i % every + every]
