@@ -15,7 +15,7 @@ from lbpar.data.targets import check_targets
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 from lbpar.train.setup import build_graph, build_plan
-from lbpar.train.trainer import Trainer, make_trainer
+from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.training import run_file
@@ -109,7 +109,7 @@ def test_targets_that_a_loss_cannot_take(
     bad, good = tmp_path / "bad.h5", tmp_path / "good.h5"
     write(bad, [Split("train", X, y)])
     with pytest.raises(DataError, match=f"bad.h5:/train: got the {words}"):
-        everywhere(config(loss, outputs, bad, y.ndim > 1), procs, lambda make: make(make_trainer))
+        everywhere(config(loss, outputs, bad, y.ndim > 1), procs, lambda make: make(Trainer.alike))
     write(good, [Split("train", X, FITS[loss][1])])
     mine = Memory(y, outputs if loss in ("cross_entropy", "dice") else None)
     with pytest.raises(DataError, match=f"mine: got the {words}"):
@@ -119,7 +119,7 @@ def test_targets_that_a_loss_cannot_take(
 @pytest.mark.parametrize(("loss", "outputs", "y"), [(k, *v) for k, v in FITS.items()], ids=FITS.keys())
 def test_targets_that_fit(tmp_path: Path, loss: str, outputs: int, y: np.ndarray) -> None:
     write(tmp_path / "a.h5", [Split("train", X, y)])
-    everywhere(config(loss, outputs, tmp_path / "a.h5", y.ndim > 1), 3, lambda make: make(make_trainer).train_epoch())
+    everywhere(config(loss, outputs, tmp_path / "a.h5", y.ndim > 1), 3, lambda make: make(Trainer.alike).train_epoch())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_targets_that_fit(tmp_path: Path, loss: str, outputs: int, y: np.ndarray
 def test_targets_of_another_shape_or_type(tmp_path: Path, loss: str, outputs: int, y: np.ndarray, words: str) -> None:
     write(tmp_path / "a.h5", [Split("train", X, y)])
     with pytest.raises(DataError, match=words):
-        everywhere(config(loss, outputs, tmp_path / "a.h5", False), 1, lambda make: make(make_trainer))
+        everywhere(config(loss, outputs, tmp_path / "a.h5", False), 1, lambda make: make(Trainer.alike))
 
 
 def test_ranks_read_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
