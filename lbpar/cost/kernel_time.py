@@ -15,7 +15,8 @@ from lbpar.cost.machine import Machine, Many
 from lbpar.graph.loops import Index, Kernel, Operand
 from lbpar.layout.grid import Axes, Grid
 
-ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+# bfloat16 is the type in which products multiply: arrays and messages are float32.
+ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "bfloat16": 4, "float16": 2, "int32": 4}
 
 
 def item_bytes(dtype: str | None, network: str) -> int:

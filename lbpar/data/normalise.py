@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
+_PIECE = 1 << 16  # elements worked on at a time
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Normalisation:
         channels : index, optional
             Which of the channels x holds; default all.
         """
+        out = np.empty(x.shape, dtype)
+        step = max(1, _PIECE // max(1, x.shape[-1]))
+        source, target = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])
+        for i in range(0, len(source), step):  # a piece at a time: the wider type takes memory
+            target[i : i + step] = self._piece(source[i : i + step], out.dtype, channels)
+        return out
+
+    def _piece(self, x: Array, dtype: np.dtype, channels: Any) -> Array:
         # In the precision of the source at least: in float32, 100000.01 - 100000 would keep two digits.
         out = x.astype(np.result_type(x.dtype, dtype, np.float32))
         if self.scale != 1:
@@ -53,7 +62,7 @@ class Normalisation:
             out -= np.asarray(self.mean, out.dtype)[channels]
         if self.std is not None:
             out /= np.asarray(self.std, out.dtype)[channels]
-        return out.astype(dtype, copy=False)
+        return out
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep; JSON values."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial, reduce
 from math import prod, sqrt
 from typing import Any
 
@@ -11,11 +13,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.data.box import check_box
 from lbpar.data.normalise import Normalisation
-from lbpar.layout.runs import Box, box_shape, flat_index, whole
+from lbpar.layout.runs import Box, box_shape, index_parts, whole
 from lbpar.random import fold, integers, uniform
 
 Array = NDArray[Any]
 _SAMPLES, _TARGETS = 1, 2
+_PIECE = 1 << 16  # elements drawn at a time
 
 
 class SyntheticDataset:
@@ -78,12 +81,10 @@ class SyntheticDataset:
         """See `lbpar.data.dataset.Dataset.read_targets`."""
         box = whole(self.target_shape) if box is None else box
         check_box(box, self.target_shape, self.name)
-        key = fold(self._seed, _TARGETS)
-        first = (np.asarray(samples, dtype=np.int64) % self._distinct) * prod(self.target_shape)
-        where = first.reshape(-1, *(1,) * len(box)) + flat_index(box, self.target_shape)
-        if self.classes is not None:
-            return integers(key, where, self.classes)
-        return uniform(key, where).astype(self.dtype)
+        key, classes = fold(self._seed, _TARGETS), self.classes
+        draw = partial(uniform, key) if classes is None else partial(integers, key, below=classes)
+        out = np.empty((len(samples), *box_shape(box)), self.dtype if classes is None else np.int64)
+        return self._fill(out, samples, box, self.target_shape, draw)
 
     def close(self) -> None:
         """Forget what was kept."""
@@ -93,10 +94,29 @@ class SyntheticDataset:
         kept = self._kept.get((n, box))
         if kept is not None:
             return kept
-        where = n * prod(self.sample_shape) + flat_index(box, self.sample_shape)
-        values = ((uniform(fold(self._seed, _SAMPLES), where) - 0.5) * sqrt(12)).astype(self.dtype)
+        key = fold(self._seed, _SAMPLES)
+        values = np.empty((1, *box_shape(box)), self.dtype)
+        (values,) = self._fill(
+            values, np.array([n]), box, self.sample_shape, lambda where: (uniform(key, where) - 0.5) * sqrt(12)
+        )
         if values.nbytes * self._distinct <= self._room:
             self._kept[n, box] = values
             while len(self._kept) > self._distinct:  # boxes of more than one kind (last batches) push old ones out
                 self._kept.popitem(last=False)
         return values
+
+    def _fill(
+        self, out: Array, samples: NDArray[np.int64], box: Box, shape: tuple[int, ...], draw: Callable[[Array], Array]
+    ) -> Array:
+        """Fill the boxes of samples by ``draw(global indices)``, a piece at a time: draws need several times their result's memory."""
+        first = (np.asarray(samples, np.int64) % self._distinct) * prod(shape)
+        if not box:
+            out[...] = draw(first)
+            return out
+        rows, *rest = index_parts(box, shape)
+        plane = reduce(np.add.outer, rest, np.zeros((), np.int64))
+        step = max(1, _PIECE // max(1, plane.size))
+        for row, start in zip(out, first, strict=True):
+            for i in range(0, len(rows), step):
+                row[i : i + step] = draw(start + np.add.outer(rows[i : i + step], plane))
+        return out

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lbpar.cost.machine import Machine
-from lbpar.cost.memory import Memory, memory
+from lbpar.cost.memory import PREFETCH, Memory, memory
 from lbpar.cost.price import Price, price
 from lbpar.cost.simulate import Simulation, simulate
 from lbpar.errors import PlanError
@@ -113,12 +113,13 @@ class Settings:
     machine: Machine
     dtype: str
     optimizer: str
+    prefetch: int = PREFETCH
 
     def outcome(self, name: str, plan: Plan) -> Outcome:
         """Lower and price a plan."""
         program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES)
         priced = price(program, self.machine, self.dtype, self.optimizer)
-        held = memory(program, self.dtype, self.optimizer)
+        held = memory(program, self.dtype, self.optimizer, self.prefetch)
         return Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine))
 
 
@@ -131,6 +132,7 @@ def choose_plan(
     memory_limit: int | None = None,
     dtype: str = "float32",
     optimizer: str = "momentum",
+    prefetch: int = PREFETCH,
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]] | None = None,
     compare: bool = True,
     most_axes: int = MOST_AXES,
@@ -151,6 +153,8 @@ def choose_plan(
         Bytes that one process may use.
     dtype, optimizer : str
         Type of activations; a key of `lbpar.cost.price.SLOTS`.
+    prefetch : int
+        Batches read ahead.
     layers : mapping, optional
         Grids that are given: layer to ways (or axes) per loop.
     compare : bool
@@ -172,7 +176,7 @@ def choose_plan(
     fixed = {name: assign(f"parallel.layers.{name}", ways, grid) for name, ways in (layers or {}).items()}
     pricing = Pricing(machine, grid, dtype, optimizer)
     tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
-    settings = Settings(graph, batch, machine, dtype, optimizer)
+    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch)
     found = [_search(settings, tables, grid, memory_limit, 0.0, fixed)]
     if compare and machine.file.overlap > 0:
         found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))

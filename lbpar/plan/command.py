@@ -22,6 +22,7 @@ from lbpar.config.report import check
 from lbpar.config.run_file import RunConfig
 from lbpar.config.section import is_int, parse_bytes
 from lbpar.cost.machine import Machine, find_machine, machine_names
+from lbpar.cost.memory import PREFETCH
 from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
@@ -92,6 +93,7 @@ class Job:
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]]
     dtype: str
     optimizer: str
+    prefetch: int
     engine: EngineConfig
 
 
@@ -203,6 +205,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         "memory_limit": job.memory,
         "dtype": job.dtype,
         "optimizer": job.optimizer,
+        "prefetch": job.prefetch,
         "most_axes": args.axes,
     }
     if job.strategy == "auto":
@@ -211,7 +214,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         ParallelConfig, {"strategy": job.strategy, "layers": {k: dict(v) for k, v in job.layers.items()}}, "--strategy"
     )
     plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
-    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer)
+    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch)
     given = settings.outcome(job.strategy, plan)
     options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
     choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)
@@ -269,6 +272,7 @@ def _job(args: argparse.Namespace) -> Job:
         config.parallel.layers if config else {},
         dtype,
         args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
+        config.data.prefetch if config else PREFETCH,
         engine.model_copy(update={"dtype": dtype}),
     )
 

@@ -43,7 +43,7 @@ def print_report(report: dict[str, Any], *, layers: bool = True, terminal: bool 
         console.print(note)
 
 
-_MEMORY = ("weights", "gradients", "optimizer", "activations", "ghosts", "buffers")
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "ghosts", "buffers", "reading", "overhead")
 
 
 def _table(title: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Any:

@@ -37,6 +37,7 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
         memory_limit=parallel.memory,
         dtype=config.engine.dtype,
         optimizer=optimizer_name(config.train.optimizer),
+        prefetch=config.data.prefetch,
         layers=parallel.layers,
     )
     choice.plan.check(graph, batch)

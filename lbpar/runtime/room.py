@@ -30,10 +30,10 @@ def node_memory() -> int:
 def check_room(program: Program, dtype: str) -> None:
     """Raise EngineError if one process alone would need more memory than its node has."""
     found = memory(program, dtype, "sgd")
-    room = node_memory()
-    if found.peak > room:
+    needed, room = found.peak - found.reading - found.overhead, node_memory()
+    if needed > room:
         name, size = next(iter(found.largest.items()))
         raise EngineError(
-            f"memory: one process needs at least {human_bytes(found.peak)} (the largest array is {name} with {human_bytes(size)}), but "
+            f"memory: one process needs at least {human_bytes(needed)} (the largest array is {name} with {human_bytes(size)}), but "
             f"there are {human_bytes(room)} on this node; use more processes and split larger layers, a smaller batch, or a smaller network."
         )

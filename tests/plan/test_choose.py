@@ -121,7 +121,8 @@ def test_memory_limits_are_kept_and_cost_time() -> None:
     level = file.levels[0].model_copy(update={"alpha": 1e-2})
     machine, graph = Machine(file.model_copy(update={"levels": (level,)})), even()
     free = choose_plan(graph, 16, 4, machine, compare=False)
-    limit = int(0.5 * free.outcome.memory.peak)
+    held = free.outcome.memory
+    limit = held.overhead + (held.peak - held.overhead) // 2
     tight = choose_plan(graph, 16, 4, machine, memory_limit=limit, compare=False)
     assert tight.outcome.memory.peak <= limit < free.outcome.memory.peak
     assert tight.outcome.price.seconds >= free.outcome.price.seconds * (1 - 1e-9)

@@ -23,14 +23,14 @@ class CompiledLosses(NumpyEngine):
 
     native: Native | None = None
 
-    def _new(self, shape: Sequence[int]) -> Array:
-        return np.empty(shape, np.float32)
+    def _new(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
+        return np.empty(shape, dtype)
 
     def softmax_max(self, x: Array) -> Array:
         native = self.native
         if native is None or not is_dense(x):
             return super().softmax_max(x)
-        m = np.empty(x.shape[:-1], np.float32)
+        m = self._new(x.shape[:-1])
         n, c, p = m.size, x.shape[-1], native.pointer
         native.lib.lbpar_softmax_max(p(x), n, c, p(m), native.team(x.size))
         return m
@@ -39,7 +39,7 @@ class CompiledLosses(NumpyEngine):
         native = self.native
         if native is None or not is_dense(x):
             return super().softmax_sums(x, m, target, class_start)
-        out = np.empty((3, *x.shape[:-1]))
+        out = self._new((3, *x.shape[:-1]), np.float64)
         n, c, p, team = x.size // x.shape[-1], x.shape[-1], native.pointer, native.team(x.size)
         check(native.lib.lbpar_softmax_sums(p(x), p(float32(m)), p(_int64(target)), class_start, n, c, p(out), team))
         return out
@@ -70,7 +70,7 @@ class CompiledLosses(NumpyEngine):
         native = self.native
         if native is None or not is_dense(x):
             return super().softmax_rank(x, m, sums, target, class_start)
-        out = np.empty(x.shape[:-1])
+        out = self._new(x.shape[:-1], np.float64)
         n, c, p, team = out.size, x.shape[-1], native.pointer, native.team(x.size)
         arrays = p(x), p(float32(m)), p(float64(sums[0])), p(float64(sums[1])), p(_int64(target))
         native.lib.lbpar_softmax_rank(*arrays, class_start, n, c, p(out), team)
@@ -134,7 +134,7 @@ class CompiledLosses(NumpyEngine):
         overlap, predicted, true = dsums
         union = predicted + true + eps
         rest, hit = float64((2 * overlap + eps) / (union * union) / classes), float64(-2 / union / classes)
-        g, inner = self._new(x.shape), np.empty(x.shape[:-1])
+        g, inner = self._new(x.shape), self._new(x.shape[:-1], np.float64)
         arrays = p(x), p(float32(m)), p(float64(sums[0])), p(_int64(target))
         run = native.lib.lbpar_dice_backward
         check(run(*arrays, class_start, n, c, p(rest), p(hit), p(g), p(inner), team))

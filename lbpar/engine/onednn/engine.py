@@ -109,8 +109,8 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             self._plans[key] = found
         return found
 
-    def _new(self, shape: Sequence[int]) -> Array:
-        return self.arena.empty(shape, _F32)
+    def _new(self, shape: Sequence[int], dtype: npt.DTypeLike = _F32) -> Array:
+        return self.arena.empty(shape, dtype)
 
     # -- convolution -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,75 +18,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SMALL = 1 << 16
-"""Bytes below which an array is simply allocated: the C library recycles those itself."""
+from lbpar.pieces import PAGE, SMALL, Pieces, piece_size
 
 CHUNK = 16 << 30
 """Bytes of address space reserved at a time; memory is used only as arrays fill it."""
 
-_PAGE = 4096
-
-_STAGGER = 320
-# Arrays that start at the same place within a page get into each other's way in caches: each is a little longer.
-
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class _Chunk:
-    """A stretch of address space: [0, used) is in use or free, what lies behind was never touched."""
+class _Chunk(Pieces):
+    """A stretch of address space."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        super().__init__(size)
         self.map = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel built without huge pages, which save faults and address look-ups
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.address: int = np.frombuffer(self.map, np.uint8).ctypes.data
-        self.used = 0
-        self.starts: list[int] = []  # of the free pieces, in order
-        self.sizes: list[int] = []
-
-    def take(self, size: int) -> int | None:
-        """Start of a piece: from the smallest free one that is large enough, else from behind; None where all is full."""
-        best, least = -1, self.size + 1
-        for i, free in enumerate(self.sizes):
-            if size <= free < least:
-                best, least = i, free
-        if best >= 0:
-            start = self.starts[best]
-            if least == size:
-                del self.starts[best], self.sizes[best]
-            else:
-                self.starts[best] += size
-                self.sizes[best] -= size
-            return start
-        start = self.used
-        if self.starts and self.starts[-1] + self.sizes[-1] == self.used:
-            start = self.starts[-1]
-        if start + size > self.size:
-            return None
-        if start < self.used:
-            del self.starts[-1], self.sizes[-1]
-        self.used = start + size
-        return start
-
-    def give(self, start: int, size: int) -> None:
-        """Take back a piece, and join it with free neighbours."""
-        starts, sizes = self.starts, self.sizes
-        i = bisect_left(starts, start)
-        if i < len(starts) and start + size == starts[i]:
-            size += sizes[i]
-            del starts[i], sizes[i]
-        if i > 0 and starts[i - 1] + sizes[i - 1] == start:
-            sizes[i - 1] += size
-        else:
-            starts.insert(i, start)
-            sizes.insert(i, size)
 
     def release(self) -> None:
         """Give the pages of free pieces back to the operating system."""
         for start, size in zip(self.starts, self.sizes, strict=True):
-            first, last = -(-start // _PAGE) * _PAGE, (start + size) // _PAGE * _PAGE
+            first, last = -(-start // PAGE) * PAGE, (start + size) // PAGE * PAGE
             if last > first:
                 self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
@@ -132,7 +85,7 @@ class Arena:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
             return np.empty(shape, dtype)
-        size = -(-nbytes // _PAGE) * _PAGE + _STAGGER
+        size = piece_size(nbytes)
         with self._lock:
             piece = self._take(size)
         return np.asarray(_Lease(self._returned, piece, shape, dtype.str))

@@ -1,0 +1,57 @@
+"""The memory that a plan is said to need is what training takes: measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lbpar.engine.onednn.engine")
+
+CODE = """
+import json, sys
+from lbpar.config.run_file import parse_run
+from lbpar.cost.memory import memory
+from lbpar.train.setup import build_graph, build_plan, connect_to
+from lbpar.train.trainer import Trainer
+import lbpar.engine.native.passes, lbpar.engine.onednn.engine
+
+def resident(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field + ":"))
+
+config = parse_run(sys.argv[1])
+base = resident("VmRSS")
+graph = build_graph(config)
+plan = build_plan(config, graph, 1)
+trainer = Trainer(config, graph, plan, connect_to(plan.grid))
+list(trainer.train())
+program = trainer.worker.executor(config.train.batch).program
+said = memory(program, config.engine.dtype, "momentum", config.data.prefetch).peak
+print(json.dumps([said, resident("VmHWM") - base]))
+"""
+UNET = """
+model: {name: unet3d, width: 0.125, input: [64, 72, 64, 1], classes: 3}
+data: {train: synthetic, samples: 6}
+train: {batch: 1, epochs: 1, loss: dice, optimizer: {name: sgd, lr: 0.001, momentum: 0.9}}
+engine: {name: onednn, threads: 1}
+"""
+CONV = """
+model: {input: [128, 128, 128, 1], layers: [{op: conv, filters: 3, kernel: 3, pad: 1}]}
+data: {train: synthetic, samples: 6, prefetch: 0}
+train: {batch: 1, epochs: 1, loss: dice, optimizer: {name: sgd, lr: 0.001, momentum: 0.9}}
+engine: {name: onednn, threads: 1}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux' /proc")
+@pytest.mark.parametrize("text", [UNET, CONV], ids=["unet3d", "conv"])
+def test_training_takes_the_memory_that_was_said(text: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, taken = json.loads(done.stdout.splitlines()[-1])
+    assert 0.98 * taken <= said <= 1.12 * taken, f"said {said >> 20} MiB, taken {taken >> 20} MiB"
