@@ -155,9 +155,10 @@ def verify(
     random_plans: int = 0,
     seed: int = 1,
     batch: int | None = None,
-    engine: str = "numpy",
+    engine: str | None = None,
+    dtype: str = "float64",
 ) -> Verification:
-    """Run one training step on P ranks and on one, in float64 on random samples, and compare every tensor.
+    """Run one training step on P ranks, and on one by NumPy in float64, on random samples, and compare every tensor.
 
     Collective over all ranks. Under mpirun the ranks are real; alone, they are simulated in this process.
 
@@ -176,8 +177,10 @@ def verify(
         Of the random plans, weights and samples.
     batch : int, optional
         Samples; default: the run file's.
-    engine : {"numpy", "onednn", "auto"}
-        Kernels.
+    engine : {"numpy", "onednn", "auto"}, optional
+        Kernels of the ranks; default: numpy for float64, else auto.
+    dtype : {"float64", "float32", "bfloat16"}
+        Type that the ranks compute in.
 
     Returns
     -------
@@ -214,7 +217,7 @@ def verify(
         name = config.parallel.strategy
         plan = build_plan(config, graph, size if size > 1 else wanted or config.parallel.procs or 4, batch, transport)
     plans = named_plans(name, plan, graph, batch, random_plans, seed)
-    result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport)
+    result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport, dtype)
     transport.close()
     return result
 

@@ -12,6 +12,7 @@ def networks() -> dict[str, Graph]:
     return {
         "planes": _planes(),
         "volumes": _volumes(),
+        "small blocks": _small_blocks(),
         "voxels": _voxels(),
         "vectors": _vectors("mse"),
         "flags": _vectors("bce"),
@@ -38,6 +39,22 @@ def _volumes() -> Graph:
     x = g.multiply([x, g.conv(x, 6, 1)])
     x = g.tanh(g.upsample(x, 2), 1.2)
     return g.build(g.linear(g.global_avg_pool(x), 5)).with_loss(CrossEntropy())
+
+
+def _small_blocks() -> Graph:
+    """Kernels longer than what they run over, strides and dilations that leave out some of it, patches."""
+    g = GraphBuilder(input=(4, 6, 3, 16), name="small blocks")
+    x = g.relu(g.norm(g.conv(g.input, 16, 3, pad=1)))
+    x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
+    x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
+    x = (
+        g.concat(
+            [g.conv(x, 16, (5, 3, 3), pad=[2, 1, 1]), g.conv(x, 48, (1, 2, 2), stride=(1, 2, 1), pad=[0, 0, [0, 1]])]
+        )
+        if False
+        else g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1])
+    )
+    return g.build(g.linear(g.flatten(g.conv(x, 16, (1, 2, 2), stride=(1, 2, 2))), 5)).with_loss(CrossEntropy())
 
 
 def _voxels() -> Graph:

@@ -1,4 +1,4 @@
-"""Run one full step under a plan and on one rank, and compare every tensor.
+"""Run one full update under a plan and on one rank, and compare every tensor.
 
 The comparison covers outputs (``layer:y``), their gradients (``layer:dy``; ``input:dy`` is the gradient of the network's
 input), weight gradients (``layer.weight:grad``), updated weights and running statistics (``layer.weight``), and the loss.
@@ -18,7 +18,8 @@ from lbpar.graph.graph import TARGET, Graph
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Grid
 from lbpar.layout.runs import Box, flat_index, indices
-from lbpar.program.lowering import lower
+from lbpar.layout.transition import MoveKind
+from lbpar.program.lowering import Gradients, lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.program.words import itemsize
@@ -27,7 +28,7 @@ from lbpar.runtime.binding import Context
 from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.base import Optimizer
-from lbpar.runtime.optim.norms import LocalNorms
+from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.room import check_room
 from lbpar.runtime.worker import norms_over_ranks
 from lbpar.transport.base import Transport
@@ -35,7 +36,6 @@ from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
 
 Array = Any
-MakeOptimizer = Callable[[], Optimizer]
 
 FLOOR = 1e-3
 """Tensors smaller than this part of the largest of their kind count as if they were that large: the gradient of a bias
@@ -70,67 +70,105 @@ class Parity:
         return max(self.tensors.values(), default=0.0)
 
 
-class Reference:
-    """One step of a network on one rank, and what it leaves.
+@dataclass(frozen=True)
+class Update:
+    """One update of a network's weights, the same for every engine and any number of ranks.
 
-    Parameters
+    Attributes
     ----------
     graph : Graph
         With its loss.
     batch : int
         Global number of samples; inputs and targets are random, drawn by global index.
-    engine : Engine
-        Its element type is that of all tensors; float64 for parity.
     seed : int
         Fixes weights, inputs, targets and dropout.
-    make_optimizer : callable
-        Makes the optimizer whose update is compared.
+    rule : callable
+        Makes the optimizer of an engine.
     lr : float
         Its learning rate.
+    clip_norm : float, optional
+        Gradients are scaled down to this global norm.
+    accumulate : int
+        Batches whose gradients are added.
     """
 
-    def __init__(
-        self, graph: Graph, batch: int, engine: Engine, seed: int, make_optimizer: MakeOptimizer, lr: float
-    ) -> None:
-        self.graph, self.batch, self.engine, self.seed = graph, batch, engine, seed
-        self.make_optimizer, self.lr = make_optimizer, lr
-        plan = Plan(Grid())
-        # Every kernel on its own: fused ones are among what is checked.
-        program = lower(graph, plan, batch, input_grad=True, keep=True, fused=False)
-        check_room(program, engine.dtype.name)
-        executor = self.executor(program, SingleTransport(), LocalNorms())
-        executor.run(self.feeds(program, 0))
-        held = {v: executor.arrays[b] for v, b in program.values.items() if b in executor.arrays}
-        self.values = {v: engine.to_host(a) for v, a in (held | executor.state).items()}
-        self._noise = self._cancelled()
+    graph: Graph
+    batch: int
+    seed: int
+    rule: Callable[[Engine], Optimizer]
+    lr: float
+    clip_norm: float | None = None
+    accumulate: int = 1
 
-    def program(self, plan: Plan) -> Program:
-        """The program of the step under a plan, keeping every array."""
-        return lower(self.graph, plan, self.batch, input_grad=True, keep=True)
+    def programs(self, plan: Plan, fused: bool = True) -> list[Program]:
+        """The program of each batch, keeping every array."""
 
-    def executor(self, program: Program, transport: Transport, norms: Any) -> Executor:
-        """An executor with freshly drawn weights and an optimizer."""
-        state = initial_state(self.graph.params(), program.params, transport.rank, self.seed, self.engine.dtype)
-        state = {name: self.engine.from_host(a) for name, a in state.items()}
-        executor = Executor(program, self.engine, transport, state)
-        executor.context = Context(self.seed)
-        optimizer = self.make_optimizer()
-        executor.on_update = lambda params, grads: optimizer.step(params, grads, self.lr, norms)
-        return executor
+        def program(gradients: Gradients) -> Program:
+            return lower(self.graph, plan, self.batch, input_grad=True, keep=True, gradients=gradients, fused=fused)
 
-    def feeds(self, program: Program, rank: int) -> dict[str, Array]:
-        """One rank's random inputs and targets."""
-        return {b: self._random(source, program.buffers[b].layout.box(rank)) for b, source in program.feeds.items()}
+        if self.accumulate == 1:
+            return [program("reduce")]
+        return [program("accumulate")] * (self.accumulate - 1) + [program("last")]
 
-    def _random(self, source: str, box: Box) -> Array:
-        shape = self.graph.shapes(self.batch)[source]
-        key, index = fold(self.seed, 17, int(source == TARGET)), flat_index(box, shape)
+    def executors(self, programs: Sequence[Program], engine: Engine, transport: Transport) -> list[Executor]:
+        """What runs each batch on one rank, with freshly drawn weights and an optimizer."""
+        layouts = programs[-1].params
+        drawn = initial_state(self.graph.params(), layouts, transport.rank, self.seed, engine.dtype)
+        state, held = {name: engine.from_host(a) for name, a in drawn.items()}, dict[str, Array]()
+        rule, norms = self.rule(engine), norms_over_ranks(layouts, transport, engine)
+
+        def apply(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
+            if self.clip_norm is not None:
+                clip_by_global_norm(grads, self.clip_norm, norms, engine)
+            rule.step(params, grads, self.lr, norms)
+
+        made = []
+        for i, program in enumerate(programs):
+            executor = Executor(program, engine, transport, state, held)
+            executor.context = Context(self.seed, i, 1 / len(programs))
+            executor.on_update = apply
+            made.append(executor)
+        return made
+
+    def feeds(self, executor: Executor) -> dict[str, Array]:
+        """One rank's random inputs and targets of a batch."""
+        program, rank = executor.program, executor.transport.rank
+        return {
+            b: self._random(source, program.buffers[b].layout.box(rank), executor)
+            for b, source in program.feeds.items()
+        }
+
+    def _random(self, source: str, box: Box, executor: Executor) -> Array:
+        shape, dtype = self.graph.shapes(self.batch)[source], executor.engine.dtype
+        key = fold(fold(self.seed, 17, int(source == TARGET)), executor.context.step)
+        index = flat_index(box, shape)
         if source != TARGET:
-            return normal(key, index).astype(self.engine.dtype)
+            return normal(key, index).astype(dtype)
         output = self.graph.shapes(self.batch)[self.graph.output]
         if self.graph[TARGET].op.dtype == "int64":  # type: ignore[attr-defined]
             return np.minimum((uniform(key, index) * output[-1]).astype(np.int64), output[-1] - 1)
-        return uniform(key, index).astype(self.engine.dtype)
+        return uniform(key, index).astype(dtype)
+
+
+class Reference:
+    """An update on one rank, and what it leaves.
+
+    Attributes
+    ----------
+    values : dict of array
+        Every array by its name.
+    """
+
+    def __init__(self, update: Update, engine: Engine) -> None:
+        self.update, self.engine = update, engine
+        # Every kernel on its own: fused ones are among what is checked.
+        programs = update.programs(Plan(Grid()), fused=False)
+        check_room(programs[-1], engine.dtype.name)
+        for executor in update.executors(programs, engine, SingleTransport()):
+            executor.run(update.feeds(executor))
+        held = {v: executor.arrays[b] for v, b in executor.program.values.items() if b in executor.arrays}
+        self.values = {v: engine.to_host(a) for v, a in (held | executor.state).items()}
+        self._noise = self._cancelled()
 
     def differences(self, executor: Executor) -> dict[str, tuple[float, float]]:
         """Per tensor: largest absolute difference on this rank's blocks, largest absolute value of the whole."""
@@ -141,13 +179,22 @@ class Reference:
             layout = program.buffers[buffer].layout if buffer not in program.params else program.params[buffer]
             if not self._compared(value) or layout.partial or layout.has_ghosts:
                 continue
-            mine = self.engine.to_host({**executor.arrays, **executor.state}[buffer])
+            mine = executor.engine.to_host({**executor.arrays, **executor.state}[buffer])
             whole = self.values[value]
             box = layout.box(rank)
             ours = whole[np.ix_(*(indices(runs) for runs in box))] if box else whole
             largest = float(np.abs(whole).max()) if whole.size else 0.0
             out[value] = (float(np.abs(mine - ours).max()) if mine.size else 0.0, largest)
         return out
+
+    def beside(self, other: Reference) -> dict[str, float]:
+        """Relative difference of each tensor from that of another run on one rank."""
+        parts = {
+            value: (float(np.abs(other.values[value] - whole).max(initial=0)), float(np.abs(whole).max(initial=0)))
+            for value, whole in self.values.items()
+            if self._compared(value)
+        }
+        return relative([parts])
 
     def _cancelled(self) -> set[str]:
         """Parameters whose gradient is zero but for rounding. Adam and its kin divide it by its own size, so that their
@@ -165,36 +212,33 @@ class Reference:
         return value in self.values and (":" not in value or value.rpartition(":")[2] in ("y", "dy", "grad"))
 
 
-def verify_virtual(reference: Reference, plan: Plan) -> Parity:
-    """Compare on P ranks inside this process."""
-    world = VirtualWorld(plan.grid, strict=False)
-    program = reference.program(plan)
-    ranks = range(plan.grid.size)
-    executors = [
-        reference.executor(program, t, norms_over_ranks(program.params, t, reference.engine)) for t in world.transports
-    ]
+def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = None) -> Parity:
+    """Compare on P ranks inside this process, with another engine if one is given."""
+    update, engine = reference.update, engine or reference.engine
+    world, programs = VirtualWorld(plan.grid, strict=False), update.programs(plan)
+    ranks = [update.executors(programs, engine, transport) for transport in world.transports]
     # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
     # the lockstep run. No later step reads a weight.
-    updates = [_put_off(e) for e in executors]
-    run_lockstep(executors, [reference.feeds(program, r) for r in ranks])
-    world.run(lambda t: updates[t.rank]())
-    counted = [world.transport(r).counter.by_tag() for r in range(plan.grid.size)]
-    parity = Parity(*_bytes(program, reference.engine.dtype, [{t: s.bytes for t, s in c.items()} for c in counted]))
-    parity.tensors = relative([reference.differences(e) for e in executors])
-    return parity
+    late = [_put_off(executors[-1]) for executors in ranks]
+    for batch in zip(*ranks, strict=True):
+        run_lockstep(batch, [update.feeds(e) for e in batch])
+    world.run(lambda t: late[t.rank]())
+    counted = [{tag: s.bytes for tag, s in t.counter.by_tag().items()} for t in world.transports]
+    parts = [reference.differences(executors[-1]) for executors in ranks]
+    return Parity(relative(parts), *_bytes(programs, engine.dtype, counted))
 
 
-def verify_mpi(reference: Reference, plan: Plan, transport: Transport) -> Parity:
+def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: Engine | None = None) -> Parity:
     """Compare on this job's ranks. Collective over all of them; every rank returns the same."""
-    program = reference.program(plan)
-    executor = reference.executor(program, transport, norms_over_ranks(program.params, transport, reference.engine))
+    update, engine = reference.update, engine or reference.engine
+    programs = update.programs(plan)
+    executors = update.executors(programs, engine, transport)
     transport.counter.reset()
-    executor.run(reference.feeds(program, transport.rank))
-    mine = {t: s.bytes for t, s in transport.counter.by_tag().items()}
-    counted = transport.allgather_obj(mine)
-    parity = Parity(*_bytes(program, reference.engine.dtype, counted))
-    parity.tensors = relative(transport.allgather_obj(reference.differences(executor)))
-    return parity
+    for executor in executors:
+        executor.run(update.feeds(executor))
+    counted = transport.allgather_obj({tag: s.bytes for tag, s in transport.counter.by_tag().items()})
+    parts = transport.allgather_obj(reference.differences(executors[-1]))
+    return Parity(relative(parts), *_bytes(programs, engine.dtype, counted))
 
 
 def _put_off(executor: Executor) -> Callable[[], None]:
@@ -211,24 +255,27 @@ def _put_off(executor: Executor) -> Callable[[], None]:
 
 
 def _bytes(
-    program: Program, dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]
-) -> tuple[dict[str, float], dict[str, int], dict[str, int]]:
+    programs: Sequence[Program], dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that all ranks sent in all batches and those that the programs say, per kind of move."""
     sent: dict[str, int] = {}
     predicted: dict[str, int] = {}
-    for step in program.moves:
-        kind = step.move.kind
-        if kind == "slice":
-            continue
-        size = itemsize(program, step, dtype)
-        sent[kind] = sent.get(kind, 0) + sum(c.get(step.dst, 0) for c in counted)
-        predicted[kind] = (
-            predicted.get(kind, 0) + sum(volume(step.move, r).elements for r in range(len(counted))) * size
-        )
+    kinds: dict[str, MoveKind] = {}
+    for program in programs:
+        for step in program.moves:
+            kind = step.move.kind
+            if kind == "slice":
+                continue
+            kinds[step.dst] = kind
+            elements = sum(volume(step.move, r).elements for r in range(len(counted)))
+            predicted[kind] = predicted.get(kind, 0) + elements * itemsize(program, step, dtype)
+    for tag, kind in kinds.items():
+        sent[kind] = sent.get(kind, 0) + sum(c.get(tag, 0) for c in counted)
     if sent != predicted:
         raise CommError(
             f"verify: the transport counted {sent} bytes, the program says {predicted}; this is a defect of lbpar."
         )
-    return {}, sent, predicted
+    return sent, predicted
 
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import norms
 from lbpar.program.plan import Plan
-
-FEW = 8
-"""Below so many values per channel, a norm's gradient is a small difference of large numbers."""
 
 
 def kept_apart(graph: Graph, plans: Iterable[Plan], batch: int) -> tuple[str, ...]:
@@ -25,9 +21,3 @@ def kept_apart(graph: Graph, plans: Iterable[Plan], batch: int) -> tuple[str, ..
         if any(plan.ways(node.name).get(loop, 1) > 1 for plan in plans for loop in apart):
             out.append(node.name)
     return tuple(out)
-
-
-def fewest_values(graph: Graph, batch: int) -> tuple[str, int] | None:
-    """The norm with the fewest values per channel in a whole batch and their number; None without norms."""
-    counts = {n.name: prod(graph.input_shapes(n.name, batch)[0][:-1]) for n in norms(graph)}
-    return min(counts.items(), key=lambda item: item[1]) if counts else None

@@ -1,13 +1,15 @@
-"""What an engine of a type should compute: the reference engine in float64, its operands rounded where the type says so."""
+"""What an engine of a type should compute, and the same with sums in another order, which shows what rounding can do to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lbpar.engine.base import Array, Window
+from lbpar.engine.base import Array, Float64Array, Window
+from lbpar.engine.norm import rows_of
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import BFLOAT16
 
@@ -15,6 +17,11 @@ from lbpar.engine.registry import BFLOAT16
 def oracle(dtype: str) -> NumpyEngine:
     """The engine beside which one of ``dtype`` is judged."""
     return RoundedEngine(np.float64) if dtype == BFLOAT16 else NumpyEngine(np.float64)
+
+
+def reordered(dtype: str) -> NumpyEngine:
+    """An engine of ``dtype`` that adds in another order than most."""
+    return _HalvedRounded(np.float32) if dtype == BFLOAT16 else HalvedEngine(dtype)
 
 
 class RoundedEngine(NumpyEngine):
@@ -43,6 +50,63 @@ class RoundedEngine(NumpyEngine):
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
         return super().linear_backward_weights(rounded(x), rounded(dy), out)
+
+
+class HalvedEngine(NumpyEngine):
+    """The reference with every large sum cut into two, as ranks cut them: over channels, filters, samples or positions.
+
+    What it gives differs from the uncut sums by rounding only, carried through the network by the same kernels.
+    """
+
+    def conv_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        cut = x.shape[-1] // 2
+        if groups > 1 or not cut:
+            return super().conv_forward(x, w, b, win, groups, out_spatial)
+        first = super().conv_forward(x[..., :cut], w[..., :cut], None, win, 1, out_spatial)
+        return first + super().conv_forward(x[..., cut:], w[..., cut:], b, win, 1, out_spatial)
+
+    def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
+        cut = dy.shape[-1] // 2
+        if groups > 1 or not cut:
+            return super().conv_backward_data(dy, w, win, groups, in_spatial)
+        first = super().conv_backward_data(dy[..., :cut], w[:cut], win, 1, in_spatial)
+        return first + super().conv_backward_data(dy[..., cut:], w[cut:], win, 1, in_spatial)
+
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
+        cut = dy.shape[1] // 2
+        later = (replace(win[0], pad=win[0].pad - cut * win[0].stride), *win[1:])
+        first = super().conv_backward_weights(x, dy[:, :cut], win, groups)
+        return np.add(first, super().conv_backward_weights(x, dy[:, cut:], later, groups), out=out)
+
+    def bias_backward(self, dy: Array) -> Array:
+        return super().bias_backward(dy[::2]) + super().bias_backward(dy[1::2])
+
+    def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
+        cut = x.shape[1] // 2
+        return super().linear_forward(x[:, :cut], w[:, :cut], None) + super().linear_forward(x[:, cut:], w[:, cut:], b)
+
+    def linear_backward_data(self, dy: Array, w: Array) -> Array:
+        cut = len(w) // 2
+        return super().linear_backward_data(dy[:, :cut], w[:cut]) + super().linear_backward_data(dy[:, cut:], w[cut:])
+
+    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
+        first = super().linear_backward_weights(x[::2], dy[::2])
+        return np.add(first, super().linear_backward_weights(x[1::2], dy[1::2]), out=out)
+
+    def norm_sums(self, x: Array, shift: Array) -> Float64Array:
+        rows = rows_of(x)
+        return super().norm_sums(rows[::2], shift) + super().norm_sums(rows[1::2], shift)
+
+    def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
+        rows, gradients = rows_of(x), rows_of(dy)
+        even = super().norm_backward_sums(rows[::2], gradients[::2], mean, invstd)
+        return even + super().norm_backward_sums(rows[1::2], gradients[1::2], mean, invstd)
+
+
+class _HalvedRounded(HalvedEngine, RoundedEngine):
+    """Both."""
 
 
 def rounded(a: Array) -> Any:

@@ -29,6 +29,7 @@ from lbpar.engine.base import LocalWindow
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import conv
 from lbpar.engine.onednn.engine import OneDnnEngine
+from lbpar.engine.onednn.library import SLACK
 from lbpar.errors import EngineError
 
 PAGE = mmap.PAGESIZE
@@ -70,11 +71,17 @@ KNOWN = (
     # A dilated height, a wide block, channels that leave vectors half empty.
     Case("weights", 2, (9, 40), (9, 40), ((3, 1, 2, 2), (3, 1, 1, 1)), 17, 32),
     Case("weights", 4, (9, 29), (9, 29), ((3, 1, 2, 2), (5, 1, 1, 2)), 2, 2, 2),
-    # Strided single taps on few channels.
+    # Strided single taps: over rows, and on few channels.
+    Case("weights", 3, (57, 62), (15, 62), ((1, 4, 1, 0), (3, 1, 1, 1)), 33, 8),
     Case("weights", 2, (8, 11), (4, 11), ((1, 2, 1, 0), (1, 1, 1, 0)), 1, 32),
     # No tap reads anything; an output reads nothing, after which no kernel can be made.
     Case("forward", 2, (1, 8), (1, 6), ((3, 1, 3, 1), (3, 1, 3, 1)), 32, 32),
     Case("forward", 3, (1, 2, 6), (3, 2, 2), ((1, 4, 1, 0),) * 3, 48, 8),
+    # Patches of an even width, of channels that fill half a vector.
+    Case("forward", 2, (8, 8), (4, 4), ((2, 2, 1, 0), (2, 2, 1, 0)), 48, 16),
+    Case("forward", 1, (32, 32), (4, 4), ((8, 8, 1, 0), (8, 8, 1, 0)), 12, 32),
+    # A depth strided further than its kernel reaches.
+    Case("forward", 2, (46, 4, 6), (12, 3, 7), ((1, 4, 1, 0), (7, 1, 1, 3), (3, 1, 1, 1)), 24, 2),
     # Pairs of channels of which one is not there.
     Case("forward", 5, (3, 7, 5), (1, 1, 1), ((7, 1, 1, 0),) * 3, 66, 128, 2),
 )
@@ -142,7 +149,7 @@ class Subject:
         self.memory = GuardedMemory()
         self.engine.pool = self.memory  # type: ignore[assignment]
         context = self.engine._context
-        context.area = lambda _, nbytes: context.pointer(self.memory.take(nbytes))  # type: ignore[method-assign]
+        context.area = lambda _, nbytes: context.pointer(self.memory.take(nbytes + SLACK))  # type: ignore[method-assign]
         self.reference = NumpyEngine(np.float64)
 
     def check(self, case: Case, seed: int) -> str:
@@ -211,6 +218,8 @@ def draw(r: random.Random, ops: Sequence[str]) -> Case:
             dilation = r.choice((1, 1, 1, 1, 2, 3))
             reach = (kernel - 1) * dilation
             pad = r.choice((0, reach // 2, reach // 2, r.randint(0, reach), r.randint(-2, 2 + reach)))
+            if r.random() < 0.1:
+                stride, dilation, pad = kernel, 1, 0  # patches
             if pool:
                 dilation, pad = 1, min(pad, kernel - 1)
         n = r.randint(1, big) if r.random() < 0.85 else r.randint(big, 8 * big)
@@ -222,7 +231,7 @@ def draw(r: random.Random, ops: Sequence[str]) -> Case:
         win.append((kernel, stride, dilation, pad))
     groups = 1 if pool or op == "linear" else r.choice((1, 1, 1, 1, 2, 3, 4, 8))
     widths = (1, 1, 2, 3, 4, 5, 8, 15, 16, 16, 17, 24, 32, 33, 48, 64, 96, 128)
-    c, f = r.choice(widths), r.choice(widths)
+    c, f = (r.choice(widths) if r.random() < 0.7 else r.randint(1, 128) for _ in range(2))
     if groups > 1 and r.random() < 0.3:
         c = f = 1  # depthwise
     samples = r.choice((1, 1, 2, 3, 4, 5, 8, 16))
@@ -290,7 +299,7 @@ def _child(cases: Sequence[Case], first: int, dtype: str, threads: int, sink: in
 
 def unrouted() -> None:
     """Let oneDNN compute everything in the type asked for."""
-    conv.safe_type = lambda _, wanted, channels=None: wanted
+    conv.safe_type = lambda _result, _geometry, _channels, wanted: wanted
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import EngineError
 from lbpar.runtime.optim.sgd import SGD
 from lbpar.train.setup import build_graph
-from lbpar.verify.compare import Reference
+from lbpar.verify.compare import Reference, Update
 from lbpar.verify.oracle import oracle
 from tests.util.training import train
 
@@ -55,7 +55,7 @@ def small_volumes() -> None:
 def bottom_of_a_unet() -> None:
     graph = build_graph(parse_run(UNET))
     exact, ours = (
-        Reference(graph, 1, engine, 1, lambda: SGD(0.1), 0.1).values["bottom.conv1.weight:grad"]
+        Reference(Update(graph, 1, 1, lambda _: SGD(0.1), 0.1), engine).values["bottom.conv1.weight:grad"]
         for engine in (oracle("bfloat16"), get_engine("onednn", "bfloat16", 1))
     )
     assert np.abs(ours - exact).max() < 0.1 * np.abs(exact).max()

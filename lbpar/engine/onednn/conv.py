@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lbpar.engine.base import Array, LocalWindow, Window
 from lbpar.engine.onednn import cdef
@@ -77,31 +77,35 @@ def _reading(dim: LocalWindow, n_in: int, n_out: int) -> list[bool]:
     return [part.stop > part.start for part in outputs]
 
 
-def safe_type(geometry: Geometry, wanted: int, channels: int | None = None) -> int:
-    """The type in which oneDNN computes a convolution rightly: ``wanted``, else float32.
+def safe_type(result: Literal["y", "dx", "dw"], geometry: Geometry, channels: int, wanted: int) -> int:
+    """The type in which oneDNN computes a convolution or one of its gradients rightly: ``wanted``, else float32.
 
     Fuzzing oneDNN 3.0, 3.1 and 3.2 (``tests/engine/fuzz_onednn.py``: poisoned memory between guard pages; AVX2, AVX-512, bfloat16
-    and AMX kernels; 1 to 4 threads) found their primitives wrong exactly so; nothing else failed in half a million cases:
+    and AMX kernels; 1 to 4 threads) found them wrong exactly so:
 
-    * **bfloat16**, where an output reads padding only, in volumes: the kernel cannot be made, and after it no other one.
-    * **bfloat16 weight gradients**, where a tap reads padding only (its gradient is then stale memory or, in depth and height,
-      the call ends in a segmentation fault); where the depth is *tight*: padded in front, and the window of the first output
-      without padding in front ends behind the input, so that padding starts at the wrong output; where the height is dilated,
-      more than 28 outputs wide, and of channels that do not fill vectors of 16.
-    * **float32 weight gradients of volumes** (AVX-512), where a tap in depth or height reads padding only, or where the depth is
-      tight and strided.
-    * **Weight gradients of strided 1 x 1 kernels** of fewer channels than a vector has (8 or 16) write behind their scratch memory.
+    * **y and dx in bfloat16**, where an output reads padding only, in volumes: the kernel cannot be made, and after it no other.
+    * **y in bfloat16**, where q divides the kernel's width and its stride, and q times the channels fill vectors of 32, but they alone
+      do not: q pixels become one, of channels in another order (AMX); and in volumes whose depth is strided further than the
+      kernel reaches: written behind the scratch memory (AMX).
+    * **dw in bfloat16**, where a tap reads padding only (its gradient is then stale memory or, in depth and height, the call
+      ends in a segmentation fault); where the depth is *tight*: padded in front, and the window of the first output without
+      padding in front ends behind the input, so that padding starts at the wrong output; where the height is dilated, more than
+      28 outputs wide, and of channels that do not fill vectors of 16; where a single tap strides over rows (what it steps over is
+      read, times 0).
+    * **dw of volumes in float32** (AVX-512), where a tap in depth or height reads padding only, or the depth is tight and strided.
+    * **dw of strided 1 x 1 kernels** of fewer channels than a vector has (8 or 16): written behind the scratch memory.
 
     Such geometries are those of small blocks and odd layers, so all versions go round them; one that has none of these faults
-    would win next to nothing by being known here.
+    would win little by being known here.
 
     Parameters
     ----------
+    result
     geometry : Geometry
+    channels : int
+        Input channels of a group.
     wanted : int
         float32 or bfloat16.
-    channels : int, optional
-        Input channels of a group, for the weight gradient; None for y and dx.
 
     Raises
     ------
@@ -109,22 +113,25 @@ def safe_type(geometry: Geometry, wanted: int, channels: int | None = None) -> i
         It is right in neither type.
     """
     dims = list(zip(geometry.win, geometry.inner, geometry.outer, strict=True))
-    idle_output = any((first_tap(*dim) < 0).any() for dim in dims)
-    if channels is None:
-        return cdef.F32 if idle_output else wanted
-    idle_tap = [not all(_reading(*dim)) for dim in dims]
-    volume = len(dims) == 3
-    tight = volume and _tight(*dims[0])
-    single = all(dim.kernel == 1 for dim in geometry.win)
-    if (volume and (any(idle_tap[:2]) or (tight and geometry.strides[0] > 1))) or (
-        single and max(geometry.strides) > 1 and channels < _VECTOR
-    ):
-        raise Refused("weight gradient that oneDNN gets wrong")
-    dilated = len(dims) > 1 and geometry.dilates[-2] > 0 and geometry.outer[-1] > 28 and channels % _VECTOR > 0
-    return cdef.F32 if idle_output or any(idle_tap) or tight or dilated else wanted
-
-
-_VECTOR = 16
+    wrong = any((first_tap(*dim) < 0).any() for dim in dims)
+    depth, last, volume = geometry.win[0], geometry.win[-1], len(dims) == 3
+    if result == "y":
+        folds = range(2, last.kernel + 1) if channels % 32 else ()
+        wrong |= any(last.kernel % q == last.stride % q == channels * q % 32 == 0 for q in folds)
+        wrong |= volume and (depth.kernel - 1) * depth.dilation + 1 < depth.stride
+    if result == "dw":
+        idle = [not all(_reading(*dim)) for dim in dims]
+        tight = volume and _tight(*dims[0])
+        single = all(dim.kernel == 1 for dim in geometry.win)
+        if (volume and (any(idle[:2]) or (tight and depth.stride > 1))) or (
+            single and max(geometry.strides) > 1 and channels < 16
+        ):
+            raise Refused("weight gradient that oneDNN gets wrong")
+        wrong |= tight or any(idle)
+        if len(dims) > 1:
+            wrong |= geometry.dilates[-2] > 0 and geometry.outer[-1] > 28 and channels % 16 > 0
+            wrong |= geometry.win[-2].kernel == 1 and geometry.strides[-2] > 1 and last.kernel > 1
+    return cdef.F32 if wrong else wanted
 
 
 def _tight(dim: LocalWindow, n_in: int, n_out: int) -> bool:

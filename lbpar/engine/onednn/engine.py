@@ -144,7 +144,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         def build() -> tuple[conv.Forward, tuple[slice, ...] | None]:
             geometry = conv.Geometry.of(win, x.shape[1:-1], out)
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            compute = conv.safe_type(geometry, self._compute)
+            compute = conv.safe_type("y", geometry, w.shape[-1], self._compute)
             plan = conv.Forward(self._context, x_shape, w.shape, y_shape, geometry, groups, b is not None, compute)
             return plan, geometry.crop
 
@@ -171,7 +171,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
         def build() -> tuple[conv.BackwardData, tuple[slice, ...] | None, tuple[int, ...]]:
             geometry = conv.Geometry.of(win, inner, dy.shape[1:-1])
             x_shape = (dy.shape[0], *geometry.spatial, channels)
-            compute = conv.safe_type(geometry, self._compute)
+            compute = conv.safe_type("dx", geometry, w.shape[-1], self._compute)
             plan = conv.BackwardData(self._context, x_shape, w.shape, dy.shape, geometry, groups, compute)
             return plan, geometry.crop, x_shape
 
@@ -207,7 +207,7 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
             if single and not bias and rows <= conv.FEW_ROWS and self._compute == cdef.F32:
                 return conv.PointwiseWeights(self._context, rows, x.shape[-1], dy.shape[-1]), None, w_shape
             x_shape = (x.shape[0], *geometry.spatial, x.shape[-1])
-            compute = conv.safe_type(geometry, self._compute, w_shape[-1])
+            compute = conv.safe_type("dw", geometry, w_shape[-1], self._compute)
             plan = conv.BackwardWeights(self._context, x_shape, w_shape, dy.shape, geometry, groups, bias, compute)
             return plan, geometry.crop, w_shape
 
@@ -576,8 +576,11 @@ class OneDnnEngine(CompiledLosses, CompiledUpdates):
     def conv_backward_weights_bias(
         self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None
     ) -> tuple[Array, Array]:
-        """``conv_backward_weights(...)`` and ``bias_backward(dy)`` in one kernel; the latter is summed in float32."""
-        dw, db = self._conv_weights(x, dy, win, groups, out, bias=True)
+        """``conv_backward_weights(...)`` and ``bias_backward(dy)`` in one kernel; the latter is summed in float32.
+
+        A kernel in bfloat16 would sum dy rounded, which spoils sums that nearly cancel, as in front of a norm: two kernels then.
+        """
+        dw, db = self._conv_weights(x, dy, win, groups, out, bias=self._compute == cdef.F32)
         return dw, self.bias_backward(dy) if db is None else db
 
     def norm_relu_forward(

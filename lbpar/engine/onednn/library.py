@@ -19,6 +19,9 @@ ENVIRONMENT = "LBPAR_DNNL"
 SONAME = "libdnnl.so.3"
 WHEEL = "onednn-cpu-gomp"
 _WHEELS = (WHEEL, "onednn-cpu-iomp", "onednn")
+SLACK = 1 << 16
+"""Bytes behind scratch memory that kernels may touch: some (AMX) read a row too many, or write the end of a padded one."""
+
 _STATUS = {
     1: "out of memory",
     2: "invalid arguments",
@@ -155,7 +158,7 @@ class Context:
         size, address = self._areas.get(name, (0, None))
         if size < nbytes:
             size = max(nbytes, 4096)
-            address = self.pointer(aligned(size))  # keeps the memory alive
+            address = self.pointer(aligned(size + SLACK))  # keeps the memory alive
             self._areas[name] = (size, address)
         return address
 
