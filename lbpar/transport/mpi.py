@@ -35,7 +35,7 @@ from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
 from lbpar.transport.base import Array, Counter, Done, Request, Transport, proper_axes, reduce_into
 from lbpar.transport.calls import Call
-from lbpar.transport.watch import Watch
+from lbpar.transport.watch import START, Watch, hang_seconds
 
 LIMIT = 2**31 - 1
 """Most elements in one MPI call."""
@@ -110,7 +110,7 @@ class MpiTransport(Transport):
         self.counter = Counter()
         self._limit = limit
         self._watch = watch
-        with self._blocking("all ranks to connect"):
+        with self._blocking("all ranks to connect", hang_seconds(START)):
             self._comm = comm.Dup()
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # an error becomes an exception, not the end
             ranks, cores = node_share(self._comm)
@@ -272,9 +272,9 @@ class MpiTransport(Transport):
             raise CommError(f"rank {self.rank}: {what}: MPI reports {e.Get_error_string()!r}.") from e
 
     @contextmanager
-    def _blocking(self, what: str) -> Iterator[None]:
+    def _blocking(self, what: str, seconds: float | None = None) -> Iterator[None]:
         if self._watch is not None:
-            self._watch.enter(what)
+            self._watch.enter(what, seconds)
         try:
             with self._errors(what):
                 yield
