@@ -91,7 +91,7 @@ class Layer(Section):
         return bool(_spreads(cls))
 
 
-LAYERS = Kinds("op")
+LAYERS: Kinds[Layer] = Kinds("op")
 
 
 @cache

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lbpar.config.section import MOST, Flag, Fraction, Kinds, NonNegative, Number, Positive, Section
 
-OPTIMIZERS = Kinds("name")
-SCHEDULES = Kinds("name")
-
 
 class Optimizer(Section):
     """What every update rule may say. Defaults, ranges and meaning of its options are said here only."""
+
+    slots: ClassVar[tuple[str, ...]] = ()  # arrays of state, each like the parameter
 
     lr: Positive = Field(description="Learning rate after warm-up.")
     weight_decay: NonNegative = Field(default=0.0, description="Factor of the L2 term (decoupled in adamw, lamb).")
@@ -23,10 +22,20 @@ class Optimizer(Section):
         """The rule, as written in the file."""
         return OPTIMIZERS.kind(type(self))
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The arrays of state that these options need."""
+        return self.slots
+
+
+OPTIMIZERS: Kinds[Optimizer] = Kinds("name")
+
 
 @OPTIMIZERS.add
 class Sgd(Optimizer):
     """Gradient descent with momentum, as PyTorch's `SGD`."""
+
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     name: Literal["sgd"]
     momentum: Fraction = Field(default=0.0, description="Factor of the running gradient.")
@@ -38,8 +47,15 @@ class Sgd(Optimizer):
             raise ValueError("got nesterov without momentum, expected momentum above 0")
         return self
 
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The velocity, if there is momentum."""
+        return self.slots if self.momentum else ()
+
 
 class _Adaptive(Optimizer):
+    slots: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
     lr: Positive = Field(default=1e-3, description="Learning rate after warm-up.")
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
     eps: Positive = Field(default=1e-8, description="Added to the denominator.")
@@ -63,6 +79,8 @@ class AdamW(_Adaptive):
 @OPTIMIZERS.add
 class Lars(Optimizer):
     """Layer-wise adaptive rate scaling: SGD whose step is scaled by ‖w‖ / ‖dw‖ of each tensor."""
+
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     name: Literal["lars"]
     momentum: Fraction = Field(default=0.9, description="Factor of the running gradient.")
@@ -90,6 +108,9 @@ class Schedule(Section):
     warmup_start: NonNegative | None = Field(
         default=None, le=1, description="Part of the rate at which warm-up starts; default: one increment."
     )
+
+
+SCHEDULES: Kinds[Schedule] = Kinds("name")
 
 
 @SCHEDULES.add

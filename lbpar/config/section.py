@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -38,6 +38,7 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+T = TypeVar("T", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _mistake(text: str) -> PydanticCustomError:
     return PydanticCustomError("kind", "{text}", {"text": text})
 
 
-class Kinds:
+class Kinds(Generic[S]):
     """Annotation: one of several sections, told apart by the field ``tag``. Kinds may be added while a program runs.
 
     Attributes
@@ -78,16 +79,16 @@ class Kinds:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self.sections: dict[str, type[Section]] = {}
+        self.sections: dict[str, type[S]] = {}
 
     def kind(self, section: type[Section]) -> str:
         """The one word that the section's tag takes."""
         (word,) = get_args(section.model_fields[self.tag].annotation)
         return str(word)
 
-    def add(self, section: type[S]) -> type[S]:
+    def add(self, section: type[T]) -> type[T]:
         """Make a section one of the kinds; a decorator."""
-        self.sections[self.kind(section)] = section
+        self.sections[self.kind(section)] = section  # type: ignore[assignment]
         return section
 
     def _check(self, value: Any, info: ValidationInfo) -> Section:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
-from lbpar.config.section import Count, Fraction, Natural, NonNegative, Positive, Section, Seed
+from lbpar.config.section import Count, Custom, Fraction, Natural, NonNegative, Positive, Section, Seed
+from lbpar.text import nearest
+
+LOSSES = {
+    "cross_entropy": "softmax cross-entropy",
+    "mse": "mean squared error",
+    "bce": "binary cross-entropy on logits",
+    "dice": "soft Dice of the softmax (sums over the whole batch per class, 1 added to both terms of the ratio, mean over classes)",
+}
+"""Names and meaning; more can be added (`lbpar.graph.ops.losses.register_loss`)."""
+
+
+def _loss(value: Any) -> str:
+    if isinstance(value, str) and value in LOSSES:
+        return value
+    raise ValueError(f"{nearest(value, LOSSES)}expected one of {', '.join(LOSSES)}")
+
+
+LossName = Annotated[str, Custom(_loss, ", ".join(f"`{name}`" for name in LOSSES))]
 
 
 class Evaluate(Section):
@@ -34,10 +52,9 @@ class TrainConfig(Section):
     batch: Count = Field(description="Samples per step, over all processes (of one accumulation step).")
     epochs: Natural = Field(default=1, description="Passes over the training data.")
     max_steps: Count | None = Field(default=None, description="Stop after so many updates even if epochs remain.")
-    loss: Literal["cross_entropy", "mse", "bce", "dice"] = Field(
+    loss: LossName = Field(
         default="cross_entropy",
-        description="Softmax cross-entropy, mean squared error, binary cross-entropy on logits, or soft Dice of the softmax "
-        "(sums over the whole batch per class, 1 added to both terms of the ratio, mean over classes).",
+        description=f"What is minimised: {'; '.join(f'`{name}`, {what}' for name, what in LOSSES.items())}.",
     )
     label_smoothing: Fraction = Field(
         default=0.0, description="Part of the target spread over all classes (cross_entropy)."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from lbpar.config.optimizers import OPTIMIZERS
 from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import move_price
@@ -22,7 +23,7 @@ from lbpar.layout.layout import Layout
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 
 #: Arrays that an optimizer keeps per parameter, besides the parameter and its gradient.
-SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lars": 1, "lamb": 2}
+SLOTS = {"sgd": 0, "momentum": 1} | {k: len(s.slots) for k, s in OPTIMIZERS.sections.items() if k != "sgd"}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,6 @@ class GraphBuilder:
             layer = check(LAYERS.sections[word], {"op": word, **plain(options)}, at) if isinstance(kind, str) else kind
         except ConfigError as error:
             raise GraphError(str(error)) from None
-        assert isinstance(layer, Layer)
         inputs = names(x, at) if layer.joins else [x]
         rank = self._rank(inputs[0], at) if layer.has_sizes() else 0
         try:

@@ -390,6 +390,19 @@ def _plain(method: str, *attrs: str) -> Callable[[Bound], Call]:
     return bind
 
 
+def register_kernel(name: str, function: Callable[..., Array], *attrs: str) -> None:
+    """Let a function compute the kernels of a name: of this rank's blocks of what they read, then of the named attributes.
+
+    For kernels that need to know more of their blocks than their shapes, put a binder into `BINDERS`. See docs/howto/add-an-op.md.
+    """
+
+    def bind(b: Bound) -> Call:
+        more = tuple(b.attr(a) for a in attrs)
+        return lambda e, _, *arrays: (function(*arrays, *more),)
+
+    BINDERS[name] = bind
+
+
 def _listed(method: str) -> Callable[[Bound], Call]:
     return lambda b: lambda e, _, *arrays: (getattr(e, method)(list(arrays)),)
 

@@ -77,10 +77,10 @@ class Case:
 
 
 CASES = {
-    "residual": Case(residual_network(), lambda: SGD(0.05, 0.9, True, 1e-3), clip=0.5),
+    "residual": Case(residual_network(), lambda: SGD(0.05, momentum=0.9, nesterov=True, weight_decay=1e-3), clip=0.5),
     "segmentation": Case(segmentation(), lambda: AdamW(0.01), micro=2),
     "grouped": Case(grouped(), lambda: LAMB(0.01, weight_decay=0.01), types="float32"),
-    "regression": Case(regression(), lambda: LARS(0.1, 0.9, 1e-3, trust=0.1), clip=1e6),
+    "regression": Case(regression(), lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3, trust=0.1), clip=1e6),
     "classifier": Case(classifier(), lambda: SGD(0.1), types="float32"),
 }
 

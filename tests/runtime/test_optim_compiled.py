@@ -16,12 +16,12 @@ SIZES = {"one": (1,), "odd": (7, 5, 3), "none": (0, 4), "long": (40_001,)}
 MAKERS = {
     "sgd": lambda: SGD(0.1),
     "sgd, decay": lambda: SGD(0.1, weight_decay=0.01),
-    "sgd, momentum": lambda: SGD(0.1, 0.9),
-    "sgd, momentum, decay": lambda: SGD(0.1, 0.9, weight_decay=0.01),
-    "sgd, nesterov": lambda: SGD(0.1, 0.9, True),
-    "sgd, nesterov, decay": lambda: SGD(0.1, 0.9, True, 0.01),
+    "sgd, momentum": lambda: SGD(0.1, momentum=0.9),
+    "sgd, momentum, decay": lambda: SGD(0.1, momentum=0.9, weight_decay=0.01),
+    "sgd, nesterov": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    "sgd, nesterov, decay": lambda: SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": lambda: Adam(0.01),
-    "adam, decay": lambda: Adam(0.01, (0.8, 0.95), 1e-3, weight_decay=0.1),
+    "adam, decay": lambda: Adam(0.01, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
     "adamw": lambda: AdamW(0.01),
 }
 

@@ -31,7 +31,7 @@ def cut(arrays, grid, rank):
     return out
 
 
-@pytest.mark.parametrize("make", [lambda: SGD(0.1, 0.9, weight_decay=0.01), lambda: AdamW(0.01)])
+@pytest.mark.parametrize("make", [lambda: SGD(0.1, momentum=0.9, weight_decay=0.01), lambda: AdamW(0.01)])
 def test_restart_on_another_grid(make, tmp_path):
     rng = np.random.default_rng(0)
     start = {n: rng.standard_normal(s) for n, s in SHAPES.items()}

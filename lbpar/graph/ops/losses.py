@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from lbpar.config import training
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Shape, plain, spatial_letters
 from lbpar.graph.op import Op
 
 F64 = "float64"
+L = TypeVar("L", bound="type[Loss]")
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Dice(_Classes):
 
 
 @dataclass(frozen=True)
-class _Elementwise(Loss):
+class Elementwise(Loss):
     """A mean over all elements of a function of output and target."""
 
     def _operands(self, shape: Shape) -> tuple[Operand, Operand]:
@@ -160,14 +162,14 @@ class _Elementwise(Loss):
 
 
 @dataclass(frozen=True)
-class Mse(_Elementwise):
+class Mse(Elementwise):
     """Mean squared error."""
 
     kind: ClassVar[str] = "mse"
 
 
 @dataclass(frozen=True)
-class Bce(_Elementwise):
+class Bce(Elementwise):
     """Binary cross-entropy of logits, in its stable form."""
 
     kind: ClassVar[str] = "bce"
@@ -175,6 +177,13 @@ class Bce(_Elementwise):
 
 
 LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, Bce)}
+
+
+def register_loss(cls: L) -> L:
+    """Make a loss known to run files and to `make_loss`; a decorator. See docs/howto/add-an-op.md."""
+    LOSSES[cls.kind] = cls
+    training.LOSSES[cls.kind] = (cls.__doc__ or cls.kind).split("\n")[0]
+    return cls
 
 
 def make_loss(kind: str, smoothing: float = 0.0) -> Loss:

@@ -40,7 +40,7 @@ class Pointwise(Op):
 
 
 @dataclass(frozen=True)
-class _Activation(Pointwise):
+class Activation(Pointwise):
     """y = f(x), whose gradient is a function of y and dy (so x need not be kept)."""
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
@@ -52,14 +52,14 @@ class _Activation(Pointwise):
 
 
 @dataclass(frozen=True)
-class Relu(_Activation):
+class Relu(Activation):
     """max(x, 0)."""
 
     options: ClassVar[type[Layer]] = layers.Relu
 
 
 @dataclass(frozen=True)
-class LeakyRelu(_Activation):
+class LeakyRelu(Activation):
     """x where x > 0, slope * x elsewhere."""
 
     slope: float
@@ -70,14 +70,14 @@ class LeakyRelu(_Activation):
 
 
 @dataclass(frozen=True)
-class Sigmoid(_Activation):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x))."""
 
     options: ClassVar[type[Layer]] = layers.Sigmoid
 
 
 @dataclass(frozen=True)
-class Tanh(_Activation):
+class Tanh(Activation):
     """scale * tanh(x)."""
 
     scale: float

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from lbpar.config import optimizers
+from lbpar.config.optimizers import OPTIMIZERS
+from lbpar.config.report import check
 from lbpar.engine.base import Engine
 from lbpar.engine.device import Array
 from lbpar.engine.numpy_engine import NumpyEngine
-from lbpar.errors import CheckpointError, ConfigError, TrainingError
+from lbpar.errors import CheckpointError, TrainingError
 from lbpar.runtime.optim.groups import Group, check_groups
 from lbpar.runtime.optim.norms import LocalNorms, Norms
 
@@ -19,10 +22,10 @@ class Optimizer(ABC):
 
     Parameters
     ----------
-    lr : float
+    lr : float, optional
         Learning rate used when `step` is given none; schedules start from it.
-    weight_decay : float
-        Decay of all parameters whose group does not say otherwise.
+    config : lbpar.config.optimizers.Optimizer, optional
+        All options as a section of a run file; else they are given one by one, ``**options``.
     kinds : mapping from parameter name to "weight", "bias" or "norm", optional
         Group of each parameter; those not named are weights.
     groups : mapping from kind to Group, optional
@@ -40,21 +43,31 @@ class Optimizer(ABC):
         Holds the blocks and computes on them; default: NumPy.
     """
 
+    #: Its options as users give them: defaults, ranges and documentation, and the arrays of state that it keeps.
+    options: ClassVar[type[optimizers.Optimizer]]
     name: ClassVar[str]
-    slots: tuple[str, ...] = ()
+    config: optimizers.Optimizer
     engine: Engine = NumpyEngine()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = OPTIMIZERS.kind(cls.options)
 
     def __init__(
         self,
-        lr: float,
-        weight_decay: float = 0.0,
+        lr: float | None = None,
+        *,
+        config: optimizers.Optimizer | None = None,
         kinds: Mapping[str, str] | None = None,
         groups: Mapping[str, Group] | None = None,
+        **options: Any,
     ) -> None:
-        require(self.name, "lr", lr, lr >= 0, "a number >= 0")
-        require(self.name, "weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
-        self.lr = lr
-        self.weight_decay = weight_decay
+        if config is None:
+            given = {"name": self.name, **({} if lr is None else {"lr": lr}), **options}
+            config = check(self.options, given, f"optimizer {self.name}")
+        self.config = config
+        self.lr, self.weight_decay = config.lr, config.weight_decay
+        self.slots = config.state
         self.kinds = dict(kinds or {})
         self.groups = check_groups(groups or {})
         self.state: dict[str, dict[str, Array]] = {}
@@ -189,12 +202,6 @@ def flat(name: str, array: Array) -> Array:
             "C-contiguous array. Pass numpy.ascontiguousarray of it and keep that copy as the parameter."
         )
     return array.reshape(-1)
-
-
-def require(where: str, field: str, value: object, ok: bool, expected: str) -> None:
-    """ConfigError unless ``ok`` (also for NaN, for which every comparison is false)."""
-    if not ok:
-        raise ConfigError(f"optimizer {where}: {field} is {value}, expected {expected}.")
 
 
 _PLAIN = Group()
