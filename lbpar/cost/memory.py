@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lbpar.cost.kernel_time import item_bytes
+from lbpar.cost.moves import busiest
 from lbpar.cost.price import SLOTS, local_bytes
-from lbpar.cost.traffic import traffic
 from lbpar.graph.graph import TARGET
 from lbpar.pieces import SMALL, Pieces, piece_size
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Wait, writes
@@ -145,7 +145,7 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
         if isinstance(step, Start):
             if step.move.kind != "slice":
                 item = item_bytes(program.buffers[step.src].dtype, dtype)
-                sent = traffic(step.move).busiest.elements * item
+                sent = busiest(step.move).elements * item
                 buffer = sent if step.move.kind != "allreduce" else 0 if step.donate else sizes[step.src]
                 busy[step.dst] = buffer
                 moving += buffer

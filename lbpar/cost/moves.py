@@ -16,24 +16,26 @@ from numpy.typing import NDArray
 from lbpar.cost.machine import Machine, Term
 from lbpar.cost.traffic import largest_exchange, longest, traffic
 from lbpar.layout.cuts import Ints, Many, bits, by_row, cuts_of
+from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
 from lbpar.layout.transition import Move, MoveKind, Stage
 
 Floats = NDArray[np.float64]
+#: Processes up to which bytes and messages are counted rank by rank.
+COUNTED = 4096
 #: Axes, and the dimension itself where ghosts or several loops make it more than a plain cut.
 Cut = tuple[tuple[Axes, ...], Dim | None]
 
 
-class MovePrices:
-    """Prices moves on one grid of one machine."""
+class MoveVolumes:
+    """Counts what moves on one grid send."""
 
-    def __init__(self, machine: Machine, grid: Grid) -> None:
-        self.machine, self.grid, self.cuts = machine, grid, cuts_of(grid)
+    def __init__(self, grid: Grid) -> None:
+        self.grid, self.cuts = grid, cuts_of(grid)
         self.ways = np.ones(self.cuts.everything + 1)
         for a in grid.axes:
             self.ways[np.arange(self.ways.size) >> a & 1 == 1] *= grid.sizes[a]
-        self._terms: dict[MoveKind, Floats] = {}
         self._lengths: dict[int, Ints] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._keys: dict[tuple[Cut, Cut, Axes, Grid], int] = {}
@@ -52,38 +54,15 @@ class MovePrices:
         """Elements of the largest block."""
         return prod((self.lengths(e)[c] for e, c in zip(shape, cuts, strict=True)), start=1)
 
-    def terms(self, kind: MoveKind, axes: Many) -> tuple[Term, Term]:
-        """`Machine.terms` of groups over sets of axes."""
-        known = self._terms.get(kind)
-        if known is None:
-            groups = [self.machine.parts(self.grid, self.cuts.axes(m)) for m in range(self.ways.size)]
-            known = self._terms[kind] = np.array([self.machine.terms(kind, parts) for parts in groups])
-        first, second = np.moveaxis(known[axes], (-2, -1), (0, 1))
-        return Term(*first), Term(*second)
-
-    def collective(self, kind: MoveKind, axes: Many, sent: Many, messages: Many = 1) -> Many:
-        """Seconds of a collective, bytes and messages of the busiest rank being given."""
-        first, second = (t.seconds(sent, messages) for t in self.terms(kind, axes))
-        return np.minimum(first, second)
-
-    def allreduce(self, axes: Many, size: Many) -> Many:
-        """Seconds of an allreduce of so many bytes."""
-        p = self.ways[axes]
-        return self.collective("allreduce", axes, 2 * size * (p - 1) / p)
-
-    def stage(self, s: Stage, shape: tuple[int, ...], item: int) -> Many:
-        """Seconds of one stage of a transition, packing and unpacking included; ``item`` is bytes per element."""
-        after = self.size(shape, s.dst) * item
-        copies = self.machine.copy_seconds(after)
-        if s.kind == "slice":
-            return copies
-        if s.kind == "allreduce":
-            return self.allreduce(s.axes, after)
+    def volume(self, s: Stage, shape: tuple[int, ...]) -> tuple[Many, Many]:
+        """Elements and messages that the busiest rank sends, the largest blocks being taken in every dimension."""
         p = self.ways[s.axes]
-        if s.kind == "reduce_scatter":
-            return self.collective(s.kind, s.axes, after * (p - 1)) + copies
-        if s.kind == "allgather":
-            return self.collective(s.kind, s.axes, self.size(shape, s.src) * item * (p - 1)) + copies
+        if s.kind == "slice":
+            return 0 * p, 0 * p
+        if s.kind == "allreduce":
+            return 2 * self.size(shape, s.dst) * (p - 1) / p, 2 * (p - 1)
+        if s.kind in ("reduce_scatter", "allgather"):
+            return self.size(shape, s.dst if s.kind == "reduce_scatter" else s.src) * (p - 1), p - 1
         goal: Many = 0
         for d in s.dst:
             goal = goal | self.cuts.mask(d)
@@ -92,7 +71,7 @@ class MovePrices:
         for extent, (cases, which) in zip(shape, self._cases(s), strict=True):
             total, count, own = self._exchanges(extent, cases)[:, which]
             sent, readers, kept = sent * total, readers * count, kept * own
-        return self.collective(s.kind, s.axes, (sent - kept) * item, readers - (kept > 0)) + copies
+        return sent - kept, readers - (kept > 0)
 
     def _cases(self, s: Stage) -> list[tuple[Ints, Many]]:
         """For each dimension numbers of the different ways in which it is exchanged, and which of them each pair of layouts has."""
@@ -137,6 +116,37 @@ class MovePrices:
         return table[:, cases]
 
 
+class MovePrices(MoveVolumes):
+    """Prices moves on one grid of one machine."""
+
+    def __init__(self, machine: Machine, grid: Grid) -> None:
+        super().__init__(grid)
+        self.machine = machine
+        self._terms: dict[MoveKind, Floats] = {}
+
+    def terms(self, kind: MoveKind, axes: Many) -> tuple[Term, Term]:
+        """`Machine.terms` of groups over sets of axes."""
+        known = self._terms.get(kind)
+        if known is None:
+            groups = [self.machine.parts(self.grid, self.cuts.axes(m)) for m in range(self.ways.size)]
+            known = self._terms[kind] = np.array([self.machine.terms(kind, parts) for parts in groups])
+        first, second = np.moveaxis(known[axes], (-2, -1), (0, 1))
+        return Term(*first), Term(*second)
+
+    def collective(self, kind: MoveKind, axes: Many, sent: Many, messages: Many) -> Many:
+        """Seconds of a collective, bytes and messages of the busiest rank being given."""
+        first, second = (t.seconds(sent, messages) for t in self.terms(kind, axes))
+        return np.minimum(first, second)
+
+    def stage(self, s: Stage, shape: tuple[int, ...], item: int) -> Many:
+        """Seconds of one stage of a transition, packing and unpacking included; ``item`` is bytes per element."""
+        copies = self.machine.copy_seconds(self.size(shape, s.dst) * item) if s.kind != "allreduce" else 0.0
+        if s.kind == "slice":
+            return copies
+        sent, messages = self.volume(s, shape)
+        return self.collective(s.kind, s.axes, sent * item, messages) + copies
+
+
 def _renumbered(d: Dim, number: Mapping[int, int]) -> Cut:
     axes = tuple(tuple(number[a] for a in each) for each in d.axes)
     return axes, d if d.window is not None or len(d.factors) > 1 else None
@@ -158,11 +168,28 @@ def move_prices(machine: Machine, grid: Grid) -> MovePrices:
     return MovePrices(machine, grid)
 
 
+@lru_cache(maxsize=8)
+def _volumes(grid: Grid) -> MoveVolumes:
+    return MoveVolumes(grid)
+
+
+def _stage(move: Move) -> Stage:
+    cuts = cuts_of(move.src.grid)
+    src, dst = (tuple(cuts.number(d) for d in x.dims) for x in (move.src, move.dst))
+    return Stage(move.kind, bits(move.axes), src, dst)
+
+
+@lru_cache(maxsize=1 << 15)
+def busiest(move: Move) -> Volume:
+    """What the rank that sends most in a move sends: exact up to `COUNTED` processes, that of the largest blocks beyond."""
+    if move.src.grid.size <= COUNTED:
+        return traffic(move).busiest
+    sent, messages = _volumes(move.src.grid).volume(_stage(move), move.src.shape)
+    return Volume(int(messages), int(sent))
+
+
 @lru_cache(maxsize=1 << 15)
 def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
     """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
-    prices = move_prices(machine, move.src.grid)
-    src, dst = (tuple(prices.cuts.number(d) for d in x.dims) for x in (move.src, move.dst))
-    seconds = float(prices.stage(Stage(move.kind, bits(move.axes), src, dst), move.src.shape, item))
-    busiest = traffic(move).busiest
-    return seconds, busiest.elements * item, busiest.messages
+    seconds = float(move_prices(machine, move.src.grid).stage(_stage(move), move.src.shape, item))
+    return seconds, busiest(move).elements * item, busiest(move).messages

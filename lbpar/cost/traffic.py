@@ -25,7 +25,7 @@ from lbpar.layout.transition import Move
 # Pairs of blocks of one dimension that may be compared; beyond, blocks are sampled.
 PAIRS = 1 << 20
 # The same where only the largest exchange is asked for.
-SAMPLED_PAIRS = 1 << 17
+SAMPLED_PAIRS = 1 << 15
 
 Coords = Mapping[int, np.ndarray]
 
@@ -225,31 +225,18 @@ def _largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int,
         where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
         total, count, own = (_product([t], where, grid) for t in (sent, readers, kept))
     else:
-        (a, b), (c, e) = _blocks(s, grid), _blocks(d, grid)
-        rank, members = _members(grid, tuple(x for x in axes if x in d.axes[0]))
-        both = np.minimum(b[rank, None], e[members]) - np.maximum(a[rank, None], c[members])
+        moved = tuple(x for x in axes if x in d.axes[0])
+        rank = np.arange(grid.size)
+        if grid.size * grid.ways(moved) > SAMPLED_PAIRS:
+            rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // grid.ways(moved))).astype(int))
+        here = {x: rank[:, None] // grid.strides[x] % grid.sizes[x] for x in grid.axes}
+        there = {**here, **{x: v[None, :] for x, v in _enumerate(moved, grid).items()}}
+        (a, b), (c, e), (f, g) = bounds(s, grid, here), bounds(d, grid, there), bounds(d, grid, here)
+        both = np.broadcast_to(np.minimum(b, e) - np.maximum(a, c), (rank.size, grid.ways(moved)))
         total, count = np.maximum(0, both).sum(1), (both > 0).sum(1)
-        own = np.maximum(0, np.minimum(b, e) - np.maximum(a, c))[rank]
+        own = np.broadcast_to(np.maximum(0, np.minimum(b, g) - np.maximum(a, f)), (rank.size, 1))[:, 0]
     at = int(np.lexsort((count, total, total - own))[-1])
     return int(total[at]), int(count[at]), int(own[at])
-
-
-@lru_cache(maxsize=1 << 14)
-def _blocks(dim: Dim, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
-    """First and last+1 index that every rank holds."""
-    lo, hi = bounds(dim, grid, _enumerate(grid.axes, grid))
-    return np.broadcast_to(lo, (grid.size,)), np.broadcast_to(hi, (grid.size,))
-
-
-@lru_cache(maxsize=1 << 10)
-def _members(grid: Grid, axes: Axes) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks (all, or a sample of many) and the ranks of each one's group."""
-    steps, where = grid.strides, _enumerate(axes, grid)
-    rank = np.arange(grid.size)
-    if grid.size * grid.ways(axes) > SAMPLED_PAIRS:
-        rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // grid.ways(axes))).astype(int))
-    first = rank - sum((rank // steps[a] % grid.sizes[a] * steps[a] for a in axes), np.zeros_like(rank))
-    return rank, first[:, None] + sum((where[a] * steps[a] for a in axes), np.zeros(1, int))
 
 
 def _places(coords: Coords, grid: Grid) -> list[tuple[int, ...]]:
