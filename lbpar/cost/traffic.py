@@ -25,7 +25,7 @@ from lbpar.layout.transition import Move
 # Pairs of blocks of one dimension that may be compared; beyond, blocks are sampled.
 PAIRS = 1 << 20
 # The same where only the largest exchange is asked for.
-SAMPLED_PAIRS = 1 << 15
+SAMPLED_PAIRS = 1 << 13
 
 Coords = Mapping[int, np.ndarray]
 

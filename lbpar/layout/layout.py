@@ -206,6 +206,8 @@ def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ..
 def _without_idle_window(dim: Dim, grid: Grid) -> Dim:
     """The plain cut, where the window reads just the blocks (a pool whose windows do not overlap, say)."""
     plain = dim.plain
+    if dim.window == Window(1) and dim.factors == (dim.extent,):
+        return plain
     coords = [0] * len(grid.sizes)
     for place in product(*(range(grid.sizes[a]) for a in dim.all_axes)):
         for a, c in zip(dim.all_axes, place, strict=True):
