@@ -63,6 +63,8 @@ def predict(argv: Sequence[str] | None = None) -> int:
     _add_out(p, "HDF5 (dataset y) or .npy")
     args = p.parse_args(argv)
     out = _named(args.out, (".h5", ".hdf5", ".npy"))
+    if out.exists() and any(Path(p).exists() and out.samefile(p) for p in (args.input, args.input.partition(":/")[0])):
+        raise ConfigError(f"--out: {out} is the input; give another name.")
     with _restored(args) as network:
         trainer = network.trainer
         with together(trainer.transport):

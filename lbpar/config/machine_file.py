@@ -18,11 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lbpar.config.paths import as_path
+from lbpar.config.output import write_output
 from lbpar.config.report import check
 from lbpar.config.section import Bytes, Count, Number, Section, Text, Words
 from lbpar.config.yaml_text import dump_yaml, read_yaml
-from lbpar.errors import ConfigError
 
 Latency = Literal["log", "ring", "tree"]
 # Far beyond every machine, and so that no price overflows.
@@ -123,10 +122,6 @@ def save_machine_file(machine: MachineFile, path: str | Path) -> None:
     Raises
     ------
     ConfigError
-        The file cannot be written.
+        The file cannot be written, or is there and holds something else.
     """
-    path = as_path(path)
-    try:
-        path.write_text(dump_yaml(machine.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot write the machine file: {e.strerror}.") from None
+    write_output(path, dump_yaml(machine.model_dump(mode="json", exclude_none=True)), "the machine file")

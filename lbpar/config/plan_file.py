@@ -18,12 +18,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from lbpar.config.output import write_output
 from lbpar.config.parallel import Loop, Ways
 from lbpar.config.paths import as_path
 from lbpar.config.report import check
 from lbpar.config.section import Count, Custom, Section
 from lbpar.config.yaml_text import dump_yaml, read_yaml
-from lbpar.errors import ConfigError
 
 
 def _model(value: Any) -> str | dict[str, Any] | None:
@@ -86,12 +86,9 @@ def save_plan_file(plan: PlanFile, path: str | Path) -> None:
     Raises
     ------
     ConfigError
-        The file cannot be written.
+        The file cannot be written, or is there and holds something else.
     """
     path = as_path(path)
     data = plan.model_dump(mode="json", exclude_none=True)
     text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else dump_yaml(data)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot write the plan: {e.strerror}.") from None
+    write_output(path, text, "the plan")

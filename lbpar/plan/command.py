@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.engine import EngineConfig
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
+from lbpar.config.output import write_output
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.paths import path_option
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine, t
     else:
         print_report(report, layers=not args.quiet, terminal=terminal)
     if args.json and args.json != "-":
-        _write(args.json, json.dumps(report, indent=2) + "\n", "--json")
+        write_output(args.json, json.dumps(report, indent=2) + "\n", "the report")
     if args.out:
         save(choice, args.out, job)
     if args.plot:
@@ -344,15 +344,8 @@ def _emit(found: dict[str, Any], lines: Sequence[str], args: argparse.Namespace)
         return 0
     print("\n".join(lines))
     if args.json:
-        _write(args.json, text + "\n", "--json")
+        write_output(args.json, text + "\n", "the report")
     return 0
-
-
-def _write(path: str, text: str, option: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None
 
 
 @standard_streams()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from lbpar.config.arguments import add_run_file, given_run
+from lbpar.config.output import write_output
 from lbpar.config.paths import path_option
 from lbpar.engine.registry import BFLOAT16, NAMES
 from lbpar.errors import ConfigError
@@ -94,10 +94,7 @@ def _report(args: argparse.Namespace, result: Verification) -> None:
         ]
         content = {"worst": result.worst, "tensors": result.tensors, "bytes": sent[0], "plans": plans}
         content["merged_norms"] = result.merged
-        try:
-            Path(args.json).write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--json: {args.json} cannot be written: {error.strerror}.") from None
+        write_output(args.json, dumps(content, indent=1) + "\n", "the report")
 
 
 def _notes(args: argparse.Namespace, result: Verification) -> Iterator[str]:

@@ -129,7 +129,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     for wrong in (["--procs", "0"], ["--batch", "0"], ["--batch", "-2"], ["--random-plans", "-1"], ["--procs", "4097"]):
         with pytest.raises(ConfigError, match="got .*, expected [01] to "):
             main(["--config", "run.yaml", *wrong])
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot write the report"):
         main(["--config", "run.yaml", "--json", str(tmp_path / "no" / "out.json")])
 
 

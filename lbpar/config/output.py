@@ -1,0 +1,56 @@
+"""Writing a file that a command line asked for, without destroying another one."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lbpar.config.paths import as_path
+from lbpar.config.yaml_text import parse_yaml
+from lbpar.errors import ConfigError
+
+
+def write_output(path: str | Path, text: str, what: str) -> None:
+    """Write a YAML or JSON file whole or not at all; an earlier file of the same kind is replaced.
+
+    Parameters
+    ----------
+    path : str or Path
+    text : str
+        A mapping.
+    what : str
+        What it holds, for messages: ``the plan``.
+
+    Raises
+    ------
+    ConfigError
+        There is a file of another kind (half of the new file's fields are not in it), or it cannot be written.
+    """
+    path = as_path(path)
+    if path.is_file() and path.stat().st_size:
+        new, old = _fields(text, path), _fields(path.read_text(encoding="utf-8", errors="replace"), path)
+        if 2 * len(new & old) < len(new):
+            raise ConfigError(
+                f"{path}: is there already and holds something else than {what}; it is left as it is. Choose another name, or delete it."
+            )
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    target = part if path.is_file() or not path.exists() else path  # a device or a pipe is written as it is
+    try:
+        target.write_text(text, encoding="utf-8")
+        if target == part:
+            part.replace(path.resolve())
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise ConfigError(f"{path}: cannot write {what}: {error.strerror}.") from None
+
+
+def _fields(text: str, path: Path) -> set[str]:
+    """Names at the top of a JSON or YAML text; none for anything else."""
+    found: Any = None
+    with suppress(ValueError, ConfigError):
+        found = json.loads(text) if text.lstrip().startswith("{") else parse_yaml(text, str(path))
+    return set(map(str, found)) if isinstance(found, dict) else set()
