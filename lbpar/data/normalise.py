@@ -47,7 +47,9 @@ class Normalisation:
             Which of the channels x holds; default all.
         """
         out = np.empty(x.shape, dtype)
-        step = max(1, _PIECE // max(1, x.shape[-1]))
+        if not x.size:
+            return out
+        step = max(1, _PIECE // x.shape[-1])
         source, target = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])
         for i in range(0, len(source), step):  # a piece at a time: the wider type takes memory
             target[i : i + step] = self._piece(source[i : i + step], out.dtype, channels)
