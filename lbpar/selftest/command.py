@@ -13,7 +13,7 @@ from lbpar.graph.graph import Graph
 from lbpar.runtime.optim.sgd import SGD
 from lbpar.selftest.networks import networks
 from lbpar.train.progress import print_table
-from lbpar.verify.compare import Reference, Update, verify_virtual
+from lbpar.verify.compare import Reference, Update, measure, verify_virtual
 from lbpar.verify.oracle import oracle
 from lbpar.verify.plans import random_plan
 from lbpar.verify.run import TOLERANCES
@@ -71,7 +71,7 @@ def check(graph: Graph, engine: Engine, plans: int, dtype: str | None = None) ->
     ``dtype`` is that of `get_engine`; default: the engine's element type.
     """
     update = Update(graph, BATCH, SEED, lambda _: SGD(0.1, momentum=0.9, weight_decay=1e-3), 0.1)
-    ours, random = Reference(update, engine), Random(SEED)
-    exact = Reference(update, oracle(dtype or engine.dtype.name))
+    dtype, random = dtype or engine.dtype.name, Random(SEED)
+    ours, exact = Reference(update, engine, measure(dtype)), Reference(update, oracle(dtype), measure(dtype))
     ranks = [verify_virtual(ours, random_plan(graph, BATCH, PROCS, random)).worst for _ in range(plans)]
     return max(exact.beside(ours).values()), max(ranks, default=0.0)

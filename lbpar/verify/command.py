@@ -15,7 +15,7 @@ from lbpar.train.progress import print_table
 from lbpar.train.setup import build_graph, build_plan, check_asked
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
-from lbpar.verify.run import MARGIN, TOLERANCES, Verification, check_numbers, named_plans, verify_plans
+from lbpar.verify.run import MARGINS, TOLERANCES, Verification, check_numbers, named_plans, verify_plans
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,7 +108,8 @@ def _notes(args: argparse.Namespace, result: Verification) -> Iterator[str]:
     if result.rounding and args.tolerance is None:
         tensors = result.tensors
         first = max(tensors, key=lambda t: tensors[t] / result.allowed(t))
+        what = "rounding to bfloat16" if result.dtype == BFLOAT16 else "another order of summation"
         yield (
-            f"note: {first} differs by {tensors[first]:.3g}, and another order of summation on one rank changes it by "
-            f"{result.rounding[first]:.3g}; up to {MARGIN} times as much is rounding"
+            f"note: {first} differs by {tensors[first]:.3g}, and {what} on one rank changes it by {result.rounding[first]:.3g}; "
+            f"up to {MARGINS[result.dtype]} times as much passes"
         )

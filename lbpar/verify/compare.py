@@ -52,8 +52,7 @@ class Parity:
     Attributes
     ----------
     tensors : dict
-        Worst relative difference per tensor: largest absolute difference over the largest absolute value; infinite where
-        a value is not a number.
+        Worst relative difference per tensor; infinite where a value is not a number.
     sent : dict
         Bytes that all ranks together sent, per kind of move, as counted by the transport.
     predicted : dict
@@ -150,8 +149,30 @@ class Update:
         return uniform(key, index).astype(dtype)
 
 
+def largest(a: Array) -> float:
+    """Largest absolute value."""
+    return float(np.abs(a).max(initial=0))
+
+
+def root_mean_square(a: Array) -> float:
+    """Size of a typical value: the few that fall on the other side of a kink when rounded count little."""
+    return float(np.sqrt(np.square(a, dtype=np.float64).mean())) if a.size else 0.0
+
+
+def measure(dtype: str) -> Callable[[Array], float]:
+    """How differences are measured in a type."""
+    return largest if dtype == "float64" else root_mean_square
+
+
 class Reference:
     """An update on one rank, and what it leaves.
+
+    Parameters
+    ----------
+    update : Update
+    engine : Engine
+    size : callable
+        Of a tensor and of a difference; relative differences are the ratio.
 
     Attributes
     ----------
@@ -159,8 +180,8 @@ class Reference:
         Every array by its name.
     """
 
-    def __init__(self, update: Update, engine: Engine) -> None:
-        self.update, self.engine = update, engine
+    def __init__(self, update: Update, engine: Engine, size: Callable[[Array], float] = largest) -> None:
+        self.update, self.engine, self.size = update, engine, size
         # Every kernel on its own: fused ones are among what is checked.
         programs = update.programs(Plan(Grid()), fused=False)
         check_room(programs[-1], engine.dtype.name)
@@ -171,7 +192,7 @@ class Reference:
         self._noise = self._cancelled()
 
     def differences(self, executor: Executor) -> dict[str, tuple[float, float]]:
-        """Per tensor: largest absolute difference on this rank's blocks, largest absolute value of the whole."""
+        """Per tensor: size of the difference on this rank's blocks, size of the whole."""
         out = {}
         program, rank = executor.program, executor.transport.rank
         held: Mapping[str, str] = {**program.values, **{p: p for p in program.params}}
@@ -183,14 +204,13 @@ class Reference:
             whole = self.values[value]
             box = layout.box(rank)
             ours = whole[np.ix_(*(indices(runs) for runs in box))] if box else whole
-            largest = float(np.abs(whole).max()) if whole.size else 0.0
-            out[value] = (float(np.abs(mine - ours).max()) if mine.size else 0.0, largest)
+            out[value] = self.size(mine - ours), self.size(whole)
         return out
 
     def beside(self, other: Reference) -> dict[str, float]:
         """Relative difference of each tensor from that of another run on one rank."""
         parts = {
-            value: (float(np.abs(other.values[value] - whole).max(initial=0)), float(np.abs(whole).max(initial=0)))
+            value: (self.size(other.values[value] - whole), self.size(whole))
             for value, whole in self.values.items()
             if self._compared(value)
         }
@@ -199,12 +219,9 @@ class Reference:
     def _cancelled(self) -> set[str]:
         """Parameters whose gradient is zero but for rounding. Adam and its kin divide it by its own size, so that their
         updates of these are rounding too, but not small; their gradients are compared all the same."""
-        largest = {v.removesuffix(":grad"): float(np.abs(g).max(initial=0)) for v, g in self._gradients()}
-        limit = NOISE * max(largest.values(), default=0.0)
-        return {p for p, g in largest.items() if g < limit}
-
-    def _gradients(self) -> list[tuple[str, Array]]:
-        return [(v, a) for v, a in self.values.items() if v.endswith(":grad")]
+        sizes = {v.removesuffix(":grad"): largest(a) for v, a in self.values.items() if v.endswith(":grad")}
+        limit = NOISE * max(sizes.values(), default=0.0)
+        return {p for p, size in sizes.items() if size < limit}
 
     def _compared(self, value: str) -> bool:
         if value in self._noise:
@@ -280,14 +297,14 @@ def _bytes(
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
     """Worst relative difference per tensor over all ranks' parts; infinite if any is not a number."""
-    largest: dict[str, float] = {}
+    most: dict[str, float] = {}
     for value, (_, size) in parts[0].items():
         kind = value.rpartition(":")[2] if ":" in value else "state"
-        largest[kind] = max(largest.get(kind, 0.0), size)
+        most[kind] = max(most.get(kind, 0.0), size)
     out = {}
     for value, (_, size) in parts[0].items():
         kind = value.rpartition(":")[2] if ":" in value else "state"
-        scale = max(size, FLOOR * largest[kind]) or 1.0
+        scale = max(size, FLOOR * most[kind]) or 1.0
         # max() would drop a NaN that is not the first of them.
         worst = max(float("inf") if np.isnan(p[value][0]) else p[value][0] for p in parts) / scale
         out[value] = float("inf") if np.isnan(worst) else worst

@@ -82,6 +82,10 @@ KNOWN = (
     Case("forward", 1, (32, 32), (4, 4), ((8, 8, 1, 0), (8, 8, 1, 0)), 12, 32),
     # A depth strided further than its kernel reaches.
     Case("forward", 2, (46, 4, 6), (12, 3, 7), ((1, 4, 1, 0), (7, 1, 1, 3), (3, 1, 1, 1)), 24, 2),
+    # Single taps in volumes, odd channels; strided and dilated volumes.
+    Case("forward", 1, (2, 1, 38), (2, 1, 38), ((1, 1, 1, 0),) * 3, 17, 32),
+    Case("data", 1, (2, 2, 19), (2, 2, 19), ((1, 1, 1, 0),) * 3, 16, 3),
+    Case("data", 1, (3, 6, 28), (1, 5, 9), ((2, 2, 1, 0), (3, 2, 3, 3), (3, 3, 1, 0)), 15, 48),
     # Pairs of channels of which one is not there.
     Case("forward", 5, (3, 7, 5), (1, 1, 1), ((7, 1, 1, 0),) * 3, 66, 128, 2),
 )
