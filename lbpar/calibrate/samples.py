@@ -89,6 +89,7 @@ def _pointwise(spatial: tuple[int, ...]) -> Graph:
     y = g.relu(g.norm(x))
     x = g.relu(g.add([g.norm(y), y]))
     x = g.concat([g.sigmoid(x), g.tanh(g.leaky_relu(y))])
+    x = g.softmax(g.channel_shuffle(g.local_response_norm(x), 4))
     x = g.max_pool(g.relu(g.add([x, x])), 3, stride=1, pad=1)
     x = g.multiply([x, g.upsample(g.avg_pool(x, 2), 2)])
     x = g.conv_transpose(g.max_pool(x, 2), 32, 2, stride=2)

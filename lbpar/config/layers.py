@@ -213,6 +213,32 @@ class Tanh(Layer):
 
 
 @LAYERS.add
+class LocalResponseNorm(Layer):
+    """x / (k + alpha · mean of x² over neighbouring channels)^beta, as in AlexNet."""
+
+    op: Literal["local_response_norm"]
+    size: Count = Field(default=5, description="Number of neighbouring channels, its own in the middle.")
+    alpha: NonNegative = Field(default=1e-4, description="Factor of the mean of squares.")
+    beta: NonNegative = Field(default=0.75, description="The exponent.")
+    k: Positive = Field(default=1.0, description="Added to the mean of squares.")
+
+
+@LAYERS.add
+class Softmax(Layer):
+    """Exponentials over their sum, over the channels. The loss `cross_entropy` contains one; do not put it before that."""
+
+    op: Literal["softmax"]
+
+
+@LAYERS.add
+class ChannelShuffle(Layer):
+    """Channels as a table of `groups` rows, read column by column, as in ShuffleNet."""
+
+    op: Literal["channel_shuffle"]
+    groups: Count = Field(description="Number of groups; the channels must divide by it.")
+
+
+@LAYERS.add
 class Add(Layer):
     """Sum of two or more layers of one shape."""
 

@@ -297,6 +297,33 @@ class Engine(Rules):
         """``dy * (scale - y * y / scale)`` with y the forward result."""
 
     @abstractmethod
+    def local_response_norm_forward(
+        self, x: Array, size: int, own: int, first: int, channels: int, alpha: float, beta: float, k: float
+    ) -> tuple[Array, Array]:
+        """``y = x * scale**-beta`` and ``scale = k + alpha/size * (sum of x**2 over a window of channels)``, for ``channels`` outputs.
+
+        Output j is about channel ``own + j`` of the block x; its window is ``x[..., j + first : j + first + size]``, where what x
+        does not hold counts as zero.
+        """
+
+    @abstractmethod
+    def local_response_norm_ratio(self, y: Array, dy: Array, scale: Array) -> Array:
+        """``dy * y / scale``."""
+
+    @abstractmethod
+    def local_response_norm_backward(
+        self, x: Array, dy: Array, scale: Array, ratio: Array, size: int, first: int, alpha: float, beta: float
+    ) -> Array:
+        """``dy * scale**-beta - 2*alpha*beta/size * x * (sum of ratio over the windows that hold the channel)``.
+
+        For input i these are ``ratio[..., i + first : i + first + size]``.
+        """
+
+    @abstractmethod
+    def channel_shuffle(self, x: Array, rows: int, columns: int) -> Array:
+        """The last dimension as a table of so many rows and columns, transposed."""
+
+    @abstractmethod
     def add(self, xs: Sequence[Array]) -> Array:
         """Sum of one or more arrays of one shape; a new array, from left to right."""
 
@@ -403,6 +430,22 @@ class Engine(Rules):
     @abstractmethod
     def softmax_max(self, x: Array) -> Array:
         """Maximum over the last dimension, shape P in x's type; -inf for an empty block."""
+
+    @abstractmethod
+    def softmax_denominator(self, x: Array, m: Array) -> Float64Array:
+        """Sum over the last dimension of exp(x - m), float64, P."""
+
+    @abstractmethod
+    def softmax_forward(self, x: Array, m: Array, sums: Array) -> Array:
+        """``exp(x - m) / sums``."""
+
+    @abstractmethod
+    def softmax_inner(self, y: Array, dy: Array) -> Float64Array:
+        """Sum over the last dimension of ``y * dy``, float64, P."""
+
+    @abstractmethod
+    def softmax_backward(self, y: Array, dy: Array, inner: Array) -> Array:
+        """``y * (dy - inner)`` with y the forward result."""
 
     @abstractmethod
     def softmax_sums(self, x: Array, m: Array, target: Array, class_start: int) -> Float64Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lbpar.engine import convolution, losses, norm, pooling, updates
+from lbpar.engine import channels, convolution, losses, norm, pooling, updates
 from lbpar.engine.base import Array, Engine
 from lbpar.engine.device import Host
 from lbpar.engine.masks import keep_where
@@ -103,6 +103,23 @@ class NumpyEngine(Host, Engine):
         dx += scale
         dx *= dy
         return dx
+
+    local_response_norm_forward = staticmethod(channels.local_response_norm_forward)
+    local_response_norm_backward = staticmethod(channels.local_response_norm_backward)
+
+    def local_response_norm_ratio(self, y: Array, dy: Array, scale: Array) -> Array:
+        out = dy * y
+        out /= scale
+        return out
+
+    softmax_denominator = staticmethod(channels.softmax_denominator)
+    softmax_forward = staticmethod(channels.softmax_forward)
+    softmax_inner = staticmethod(channels.softmax_inner)
+    softmax_backward = staticmethod(channels.softmax_backward)
+
+    def channel_shuffle(self, x: Array, rows: int, columns: int) -> Array:
+        table = x.reshape((*x.shape[:-1], rows, columns))
+        return np.ascontiguousarray(table.swapaxes(-1, -2)).reshape(x.shape)
 
     def add(self, xs: Sequence[Array]) -> Array:
         y = xs[0].copy() if len(xs) == 1 else xs[0] + xs[1]

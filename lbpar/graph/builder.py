@@ -15,6 +15,7 @@ from lbpar.graph.arguments import choice, known, names, plain, whole
 from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
+from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.convolution import Conv, ConvTranspose
 from lbpar.graph.ops.linear import Linear
 from lbpar.graph.ops.norm import Norm
@@ -28,6 +29,7 @@ OPS: dict[str, type[Op]] = {
     op.kind: op
     for op in (
         *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
+        *(LocalResponseNorm, Softmax, ChannelShuffle),
         *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
     )
 }
@@ -112,6 +114,9 @@ class GraphBuilder:
     leaky_relu = _method(layers.LeakyRelu)
     sigmoid = _method(layers.Sigmoid)
     tanh = _method(layers.Tanh)
+    local_response_norm = _method(layers.LocalResponseNorm)
+    softmax = _method(layers.Softmax)
+    channel_shuffle = _method(layers.ChannelShuffle)
     add = _method(layers.Add)
     multiply = _method(layers.Multiply)
     concat = _method(layers.Concat)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -78,19 +79,18 @@ class Bound:
             out.append(LocalWindow(w.kernel, w.stride, w.dilation, w.pad + start(i) - start(o) * w.stride))
         return tuple(out)
 
+    def local(self, loop: str, extent: int) -> int:
+        """Extent of a loop on this rank."""
+        grid = self.written[0].grid
+        dim = Dim(extent, (extent,), (tuple(self.op_grid.get(loop, ())),))
+        return length(dim.runs(grid, grid.coords(self.rank)))
+
     def count(self, varying: Sequence[str]) -> int:
         """Number of values behind one process group's statistics, when ``varying`` loops are not merged."""
         shape = self.attr("shape")
-        names = ("N", *("D", "H", "W")[5 - len(shape) :], "C")
-        grid = self.written[0].grid
-        n = 1
-        for name, extent in zip(names[:-1], shape[:-1], strict=True):
-            if name in varying:
-                dim = Dim(extent, (extent,), (tuple(self.op_grid.get(name, ())),))
-                n *= length(dim.runs(grid, grid.coords(self.rank)))
-            else:
-                n *= extent
-        return max(n, 1)
+        names = ("N", *("D", "H", "W")[5 - len(shape) :])
+        parts = (self.local(n, e) if n in varying else e for n, e in zip(names, shape[:-1], strict=True))
+        return max(prod(parts), 1)
 
 
 def start(runs: Runs) -> int:
@@ -332,6 +332,25 @@ def _multiply_backward(b: Bound) -> Call:
     return lambda e, _, dy, *xs: (e.multiply_backward(dy, xs, i),)
 
 
+def _local_response_norm_forward(b: Bound) -> Call:
+    size, alpha, beta, k = map(b.attr, ("size", "alpha", "beta", "k"))
+    x, y = b.reads[0][-1], b.writes[0][-1]
+    own, channels = start(y) - start(x), length(y)
+    return lambda e, _, x: e.local_response_norm_forward(x, size, own, own - size // 2, channels, alpha, beta, k)
+
+
+def _local_response_norm_backward(b: Bound) -> Call:
+    size, alpha, beta = map(b.attr, ("size", "alpha", "beta"))
+    # Windows that hold channel i begin at i - size + 1, ..., i; they belong to the outputs size // 2 further on.
+    first = start(b.writes[0][-1]) - start(b.reads[3][-1]) + size // 2 - size + 1
+    return lambda e, _, *arrays: (e.local_response_norm_backward(*arrays, size, first, alpha, beta),)
+
+
+def _channel_shuffle(b: Bound) -> Call:
+    rows, columns = (b.local(loop, b.kernel.extent(loop)) for loop in b.kernel.reads[0].dims[-1].loops)
+    return lambda e, _, x: (e.channel_shuffle(x, rows, columns),)
+
+
 def _cut(b: Bound) -> Call:
     window: Window = b.kernel.writes[0].dims[-1].window or Window(1)
     lo = start(b.writes[0][-1]) + window.pad - start(b.reads[0][-1])
@@ -455,6 +474,14 @@ BINDERS: dict[str, Callable[[Bound], Call]] = {
     "sigmoid_backward": _plain("sigmoid_backward"),
     "tanh_forward": _plain("tanh_forward", "scale"),
     "tanh_backward": _plain("tanh_backward", "scale"),
+    "local_response_norm_forward": _local_response_norm_forward,
+    "local_response_norm_ratio": _plain("local_response_norm_ratio"),
+    "local_response_norm_backward": _local_response_norm_backward,
+    "softmax_denominator": _plain("softmax_denominator"),
+    "softmax_forward": _plain("softmax_forward"),
+    "softmax_inner": _plain("softmax_inner"),
+    "softmax_backward": _plain("softmax_backward"),
+    "channel_shuffle": _channel_shuffle,
     "add": _listed("add"),
     "multiply": _listed("multiply"),
     "multiply_backward": _multiply_backward,

@@ -38,6 +38,7 @@ def _volumes() -> Graph:
     x = g.sigmoid(g.conv(x, 6, (3, 1, 2), pad=[1, 0, [1, 0]], groups=2))
     x = g.multiply([x, g.conv(x, 6, 1)])
     x = g.tanh(g.upsample(x, 2), 1.2)
+    x = g.channel_shuffle(g.multiply([g.softmax(x), g.local_response_norm(x, 3)]), 3)
     return g.build(g.linear(g.global_avg_pool(x), 5)).with_loss(CrossEntropy())
 
 

@@ -70,6 +70,12 @@ def _apply(node: Node, ins: list[torch.Tensor], own: dict[str, torch.Tensor]) ->
             return x.relu()
         case "tanh":
             return op.scale * x.tanh()
+        case "local_response_norm":
+            return last(functional.local_response_norm(first(x), op.size, op.alpha, op.beta, op.k))
+        case "softmax":
+            return x.softmax(-1)
+        case "channel_shuffle":
+            return last(functional.channel_shuffle(first(x), op.groups))
         case "leaky_relu":
             return functional.leaky_relu(x, op.slope)
         case "add":

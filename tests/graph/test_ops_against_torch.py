@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
@@ -136,6 +137,28 @@ def test_norm(shape: tuple[int, ...], affine: bool, training: bool) -> None:
 @pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "tanh", "flatten"])
 def test_one_input(kind: str) -> None:
     check(around((4, 5, 3), lambda g, x: getattr(g, kind)(x)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7), (2, 3, 2, 4)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"size": 3, "alpha": 2.0}, {"size": 4, "alpha": 0.5, "beta": 0.6, "k": 2.0}, {"size": 20, "alpha": 5.0}],
+)
+def test_local_response_norm(options: dict, shape: tuple[int, ...]) -> None:
+    """Sizes that are odd, even, and larger than there are channels."""
+    check(around(shape, lambda g, x: g.local_response_norm(x, **options)))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (2, 3, 2, 6), (6,)])
+def test_softmax_inside(shape: tuple[int, ...]) -> None:
+    check(around(shape, lambda g, x: g.softmax(x)))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_channel_shuffle(groups: int) -> None:
+    check(around((4, 5, 6), lambda g, x: g.channel_shuffle(x, groups)))
+    with pytest.raises(GraphError, match="channel_shuffle: groups=4 must divide the channels \\(6\\)"):
+        around((4, 5, 6), lambda g, x: g.channel_shuffle(x, 4))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -127,6 +127,12 @@ def _apply(
             return getattr(torch, op.kind)(x)
         case "tanh":
             return op.scale * torch.tanh(x)
+        case "local_response_norm":
+            return _last(functional.local_response_norm(_first(x), op.size, op.alpha, op.beta, op.k))
+        case "softmax":
+            return x.softmax(-1)
+        case "channel_shuffle":
+            return _last(functional.channel_shuffle(_first(x), op.groups))
         case "leaky_relu":
             return functional.leaky_relu(x, op.slope)
         case "add":
