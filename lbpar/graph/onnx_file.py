@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lbpar.errors import ConfigError, GraphError
 from lbpar.text import nearest
 
 Array = NDArray[Any]
+MOST_CONSTANT = 2**31
 OLDEST_OPSET = 9  # Before it, batch normalisation and upsampling meant something else.
 
 
@@ -117,7 +119,14 @@ def tensor_array(tensor: Any) -> Array:
     """The array of an initializer; 16-bit floats become float32."""
     from onnx import TensorProto, numpy_helper
 
-    array = np.asarray(numpy_helper.to_array(tensor))
+    try:
+        array = np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:
+        raise GraphError(
+            f"the constant '{tensor.name}' of shape {list(tensor.dims)} cannot be read: {error}."
+        ) from error
+    if array.shape != tuple(tensor.dims):
+        raise GraphError(f"the constant '{tensor.name}' has data of shape {array.shape}, but says {list(tensor.dims)}.")
     return array.astype(np.float32) if tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else array
 
 
@@ -133,10 +142,41 @@ def evaluate(node: OnnxNode, arrays: Sequence[Array | None], opsets: Mapping[str
     names = [o for o in node.outputs if o]
     graph = helper.make_graph([node.proto], "constant", inputs, [helper.make_empty_tensor_value_info(o) for o in names])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+    if node.kind in _GROWING or sum(a.size for a in given.values()) > 1000:
+        _check_growth(model, given)
     try:
         return [np.asarray(a) for a in ReferenceEvaluator(model).run(names, given)]
     except Exception as error:
         raise GraphError(f"its value could not be computed: {type(error).__name__}: {error}.") from error
+
+
+#: Ops whose result can be larger than all that they read together.
+_GROWING = ("ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample")
+
+
+def _check_growth(model: Any, given: Mapping[str, Array]) -> None:
+    """Refuse a constant that a few numbers blow up to more than any weight has, before it is made."""
+    from onnx import numpy_helper, shape_inference
+
+    small = (numpy_helper.from_array(a, name) for name, a in given.items() if a.size <= 1000)
+    model.graph.initializer.extend(small)  # for shapes follow from values
+    try:
+        outputs = shape_inference.infer_shapes(model, data_prop=True).graph.output
+    except Exception:  # noqa: BLE001  the library raises many kinds
+        return  # what is wrong shows when it is computed
+    finally:
+        del model.graph.initializer[:]
+    for value in outputs:
+        sizes = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        if prod(sizes) > MOST_CONSTANT:
+            raise GraphError(f"its result '{value.name}' would have shape {sizes}, more than {MOST_CONSTANT} elements.")
+
+
+def is_onnx_op(kind: str) -> bool:
+    """Whether ONNX has an op of this name."""
+    from onnx import defs
+
+    return bool(defs.has(kind))
 
 
 def _load(path: Path) -> Any:

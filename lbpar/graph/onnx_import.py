@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph
-from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, read_onnx
+from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, is_onnx_op, read_onnx
 from lbpar.graph.onnx_ops import HANDLERS, INSTEAD
 from lbpar.graph.onnx_state import Import, first_dims, has_input, note
 from lbpar.text import nearest
@@ -76,7 +76,14 @@ def _visit(state: Import, node: OnnxNode) -> None:
         return
     if node.kind not in HANDLERS:
         instead = INSTEAD.get(node.kind)
-        hint = f"use {instead}" if instead else nearest(node.kind, list(HANDLERS)).rstrip("; ")
+        # The nearest name is what a misspelt op meant, but not what another op of ONNX does.
+        hint = (
+            f"use {instead}"
+            if instead
+            else ""
+            if is_onnx_op(node.kind)
+            else nearest(node.kind, list(HANDLERS)).rstrip()
+        )
         raise GraphError(
             f"this op cannot be imported; supported are {', '.join(sorted(HANDLERS))}. Instead, {hint or 'change the network'}, "
             'or write it as a Python function (model: {python: "file.py:function"}).'

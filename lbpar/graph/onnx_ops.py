@@ -21,7 +21,8 @@ def gemm(s: Import, n: OnnxNode) -> Value:
     if a["transA"]:
         raise GraphError("it has transA=1, expected samples first (transA=0).")
     w = s.constant(n, 1, "weights")
-    bias, also, scale = s.optional(n, 2, "bias"), None, a["beta"]
+    also: tuple[str, ...] = ()
+    bias, scale = s.optional(n, 2, "bias"), a["beta"]
     w = _matrix(w) if a["transB"] else _matrix(w).T
     if bias is None:
         bias, also = s.following_bias(n, w.shape[0], 2)
@@ -55,14 +56,27 @@ def batch_normalization(s: Import, n: OnnxNode) -> Value:
     for k, array in arrays.items():
         if array.shape != (c,):
             raise GraphError(f"its {k} has shape {array.shape}, expected ({c},), one number per channel.")
-        arrays[k] = array if x.order is None else array[x.order]
+    factor, offset, also = s.following_affine(n, c, len(x.dims))
+    arrays["weight"], arrays["bias"] = arrays["weight"] * factor, arrays["bias"] * factor + offset
     momentum = float(np.float64(np.round(1.0 - a["momentum"], 7)))  # the file holds float32
-    eps = float(np.format_float_positional(np.float32(a["epsilon"]), unique=True))
-    node = s.builder.norm(x.name, eps, momentum, name=s.name(n, n.inputs[1]))
+    node = s.builder.norm(x.name, shortest(a["epsilon"]), momentum, name=s.name(n, n.inputs[1]))
     for k, array in arrays.items():
-        array = weights(array)
+        array = weights(array if x.order is None else array[x.order])
         s.weights[f"{node}.{k}"] = array.astype(np.float64) if k.startswith("running") else array
-    return replace(x, name=node)
+    return s.finish(n, replace(x, name=node), *also)
+
+
+def local_response_norm(s: Import, n: OnnxNode) -> Value:
+    """LRN."""
+    a = n.take(size=None, alpha=1e-4, beta=0.75, bias=1.0)
+    x = s.tensor(n)
+    if len(x.dims) < 2 or not s.is_channel(x, 1) or x.order is not None:
+        raise GraphError(f"its input has shape {s.describe(x)}, expected the channels of an image in dimension 1.")
+    if not isinstance(a["size"], int) or a["size"] % 2 == 0:
+        raise GraphError(f"its size is {a['size']}, expected an odd number of channels.")
+    options = {name: shortest(a[theirs]) for name, theirs in (("alpha", "alpha"), ("beta", "beta"), ("k", "bias"))}
+    node = s.builder.local_response_norm(x.name, a["size"], **options, name=s.name(n))
+    return replace(x, name=s.keep_sign(node, x.name))
 
 
 def relu(s: Import, n: OnnxNode) -> Value:
@@ -85,8 +99,7 @@ def tanh(s: Import, n: OnnxNode) -> Value:
 
 def leaky_relu(s: Import, n: OnnxNode) -> Value:
     """LeakyRelu."""
-    slope = n.take(alpha=0.01)["alpha"]
-    slope = float(np.format_float_positional(np.float32(slope), unique=True))
+    slope = shortest(n.take(alpha=0.01)["alpha"])
     return _unary(s, n, lambda x, name: s.builder.leaky_relu(x, slope, name=name), False)
 
 
@@ -98,8 +111,7 @@ def dropout(s: Import, n: OnnxNode) -> Value:
     x = s.tensor(n)
     if rate == 0:
         return x
-    rate = float(np.format_float_positional(np.float32(rate), unique=True))
-    return replace(x, name=s.keep_sign(s.builder.dropout(x.name, rate, name=s.name(n)), x.name))
+    return replace(x, name=s.keep_sign(s.builder.dropout(x.name, shortest(rate), name=s.name(n)), x.name))
 
 
 def identity(s: Import, n: OnnxNode) -> Value:
@@ -175,22 +187,53 @@ def reshape(s: Import, n: OnnxNode) -> Value:
     zero = n.take(allowzero=0)["allowzero"]
     x = s.tensor(n)
     before = s.onnx_shape(x)
-    target = [int(t) for t in s.constant(n, 1, "shape").ravel()]
-    sizes = [before[i] if t == 0 and not zero and i < len(before) else t for i, t in enumerate(target)]
-    if -1 in sizes:
-        rest = prod(t for t in sizes if t != -1)
-        sizes[sizes.index(-1)] = prod(before) // rest if rest else 0
+    target = s.constant(n, 1, "shape")
+    sizes = _sizes(target, before, bool(zero))
+    shuffled = _channel_shuffle(s, n, x, sizes)
+    if shuffled is not None:
+        return shuffled
     fits = sizes and sizes[0] == s.batch and x.dims[:1] == (0,) and prod(sizes) == prod(before)
     if fits and tuple(sizes) == before:
         return x
     if not fits or len(sizes) == 1 or sum(t != 1 for t in sizes[1:]) > 1:
-        shown = ", ".join("N" if t == OPEN_BATCH else str(t) for t in target)
+        shown = ", ".join("N" if t == OPEN_BATCH else str(t) for t in target.ravel())
         raise GraphError(
             f"it reshapes {s.describe(x)} to ({shown}), expected (N, features): a flatten of all dimensions but the samples."
         )
     flat = s.flat(x, s.name(n))
     at = next((i for i, t in enumerate(sizes) if i and t != 1), 1)
     return replace(flat, dims=tuple(0 if i == 0 else 1 if i == at else ONE for i in range(len(sizes))))
+
+
+def _channel_shuffle(s: Import, n: OnnxNode, x: Value, sizes: Sequence[int]) -> Value | None:
+    """The channels as a table, transposed, and as channels again: three nodes that are one op; None for other reshapes."""
+    before, rank = s.onnx_shape(x), len(x.dims)
+    if rank < 3 or x.dims != first_dims(rank) or len(sizes) != rank + 1:
+        return None
+    if (sizes[0], *sizes[3:]) != (before[0], *before[2:]) or sizes[1] * sizes[2] != before[1]:
+        return None
+    swap = s.readers(n.outputs[0])
+    back = s.readers(swap[0].outputs[0]) if len(swap) == 1 else []
+    if len(back) != 1 or (swap[0].kind, back[0].kind) != ("Transpose", "Reshape") or len(back[0].inputs) != 2:
+        return None
+    shape = back[0].inputs[1]
+    if list(swap[0].attributes.get("perm", ())) != [0, 2, 1, *range(3, rank + 1)] or not s.is_constant(shape):
+        return None
+    between = (sizes[0], sizes[2], sizes[1], *sizes[3:])
+    if _sizes(s.array(shape), between, bool(back[0].attributes.get("allowzero", 0))) != list(before):
+        return None
+    node = s.keep_sign(s.builder.channel_shuffle(x.name, sizes[1], name=s.name(n)), x.name)
+    return s.finish(n, replace(x, name=node), swap[0].outputs[0], back[0].outputs[0])
+
+
+def _sizes(target: Array, before: Sequence[int], allowzero: bool) -> list[int]:
+    """The shape that a Reshape asks for, 0 (the size before) and -1 (the rest) filled in."""
+    given = enumerate(int(t) for t in target.ravel())
+    sizes = [before[i] if t == 0 and not allowzero and i < len(before) else t for i, t in given]
+    if -1 in sizes:
+        rest = prod(t for t in sizes if t != -1)
+        sizes[sizes.index(-1)] = prod(before) // rest if rest else 0
+    return sizes
 
 
 def squeeze(s: Import, n: OnnxNode) -> Value:
@@ -226,17 +269,26 @@ def transpose(s: Import, n: OnnxNode) -> Value:
 
 
 def softmax(s: Import, n: OnnxNode) -> Value:
-    """Softmax or LogSoftmax at the very end, which the loss contains."""
+    """Softmax or LogSoftmax over the channels; at the very end it is dropped, since the loss contains it."""
     x = s.tensor(n)
     axis = n.take(axis=-1 if s.file.opset >= 13 else 1)["axis"]
+    first, sizes = s.axis(x, axis), s.onnx_shape(x)
+    # Before opset 13 it is over all dimensions from the axis on together.
+    over = [i for i in range(first, len(sizes) if s.file.opset < 13 else first + 1) if sizes[i] != 1 or i == first]
+    if len(over) != 1 or not s.is_channel(x, over[0]):
+        joint = f"the axes {over} together (as softmax is before opset 13)" if len(over) > 1 else f"axis {axis}"
+        raise GraphError(f"it is over {joint} of a tensor of shape {s.describe(x)}, expected the channels alone.")
     if not s.is_last(n.outputs[0]):
-        raise GraphError(
-            "it is not the last op of the network; only there, where the loss contains it, can it be dropped."
-        )
-    if not s.is_channel(x, axis):
-        raise GraphError(f"its axis is {axis} of a tensor of shape {s.describe(x)}, expected the channels.")
+        if n.kind == "LogSoftmax":
+            raise GraphError("it is not the last op of the network, where the loss contains it; use Softmax inside.")
+        return _unary(s, n, s.builder.softmax, True)
     note(f"{s.file.path}: {n} at the end is dropped; the network gives logits, as the loss cross_entropy expects")
     return x
+
+
+def shortest(value: float) -> float:
+    """The shortest number that is a file's float32: 0.1 and not 0.10000000149."""
+    return float(np.format_float_positional(np.float32(value), unique=True))
 
 
 def shape(s: Import, n: OnnxNode) -> None:
@@ -245,7 +297,9 @@ def shape(s: Import, n: OnnxNode) -> None:
     s.set_constant(n.outputs[0], np.array(s.onnx_shape(s.tensor(n))[a["start"] : a["end"]], np.int64))
 
 
-def _linear(s: Import, n: OnnxNode, w: Array, alpha: float, bias: Array | None, beta: float, also: str | None) -> Value:
+def _linear(
+    s: Import, n: OnnxNode, w: Array, alpha: float, bias: Array | None, beta: float, also: tuple[str, ...]
+) -> Value:
     x = s.features(n)
     if w.shape[1] != s.shape(x)[1]:
         raise GraphError(f"its weights read {w.shape[1]} features, its input has {s.shape(x)[1]}.")
@@ -256,7 +310,7 @@ def _linear(s: Import, n: OnnxNode, w: Array, alpha: float, bias: Array | None, 
         bias = bias * bias.dtype.type(beta)
     node = s.builder.linear(x.name, w.shape[0], bias is not None, name=s.name(n, n.inputs[1]))
     s.keep(node, w, bias, n.inputs[1])
-    return s.finish(n, Value(node, (0, 1)), also)
+    return s.finish(n, Value(node, (0, 1)), *also)
 
 
 def _matrix(w: Array) -> Array:
@@ -347,6 +401,7 @@ HANDLERS: dict[str, Callable[[Import, OnnxNode], Any]] = {
     "GlobalAveragePool": windows.global_average_pool,
     "GlobalMaxPool": windows.global_max_pool,
     "Identity": identity,
+    "LRN": local_response_norm,
     "LeakyRelu": leaky_relu,
     "LogSoftmax": softmax,
     "MatMul": matmul,
@@ -376,7 +431,7 @@ INSTEAD = {
     "HardSigmoid": "Sigmoid",
     "HardSwish": "x * sigmoid(x) (SiLU)",
     "Erf": "Relu (as activation)",
-    **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization", "LRN"), "BatchNormalization"),
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization"), "BatchNormalization"),
     **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
     "ReduceSum": "ReduceMean or GlobalAveragePool",
     **dict.fromkeys(("Slice", "Split", "Gather"), "a Conv per part, or a Conv with a stride"),

@@ -260,27 +260,45 @@ class Import:
         if bias is not None:
             self.weights[f"{node}.bias"] = weights(bias)
 
-    def following_bias(self, node: OnnxNode, filters: int, rank: int) -> tuple[Array | None, str | None]:
-        """An ``Add`` of one constant per channel right after a node: the constant, and the output that it stands for."""
-        output = node.outputs[0]
+    def following(self, output: str, kind: str, filters: int, rank: int) -> tuple[Array, str] | None:
+        """A node of some kind right after an output that joins it with one constant per channel: the constant, its output."""
         readers = self.readers(output)
-        if output == self.file.output or len(readers) != 1 or readers[0].kind != "Add":
-            return None, None
-        add = readers[0]
-        other = [i for i in add.inputs if i != output]
+        if output == self.file.output or len(readers) != 1 or readers[0].kind != kind:
+            return None
+        other = [i for i in readers[0].inputs if i != output]
         if len(other) != 1 or not self.is_constant(other[0]):
-            return None, None
+            return None
         array = self.array(other[0])
         shape = (1,) * (rank - array.ndim) + array.shape
         if len(shape) != rank or shape[1] not in (1, filters) or prod(shape) != shape[1]:
-            return None, None
-        return np.broadcast_to(array.reshape(-1), (filters,)), add.outputs[0]
+            return None
+        return np.broadcast_to(array.reshape(-1), (filters,)), readers[0].outputs[0]
 
-    def finish(self, node: OnnxNode, value: Value, also: str | None = None) -> Value:
-        """Let an output of a later node, which was taken together with this one, stand for its value too."""
-        if also is not None:
-            self.values[also] = value
-            self.done.add(also)
+    def following_bias(self, node: OnnxNode, filters: int, rank: int) -> tuple[Array | None, tuple[str, ...]]:
+        """An ``Add`` of one constant per channel right after a node: the constant, and the output that it stands for."""
+        found = self.following(node.outputs[0], "Add", filters, rank)
+        return (None, ()) if found is None else (found[0], found[1:])
+
+    def following_affine(self, node: OnnxNode, channels: int, rank: int) -> tuple[Array, Array, tuple[str, ...]]:
+        """All ``Mul`` and ``Add`` of constants per channel after a node: factor and offset together, and their outputs."""
+        factor, offset = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+        outputs: tuple[str, ...] = ()
+        while True:
+            output = outputs[-1] if outputs else node.outputs[0]
+            times = self.following(output, "Mul", channels, rank)
+            plus = self.following(output, "Add", channels, rank)
+            if times is not None:
+                factor, offset, outputs = factor * times[0], offset * times[0], (*outputs, times[1])
+            elif plus is not None:
+                offset, outputs = offset + plus[0], (*outputs, plus[1])
+            else:
+                return factor, offset, outputs
+
+    def finish(self, node: OnnxNode, value: Value, *also: str) -> Value:
+        """Let outputs of later nodes, which were taken together with this one, stand for its value too."""
+        for output in also:
+            self.values[output] = value
+            self.done.add(output)
         return value
 
 

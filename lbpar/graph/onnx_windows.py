@@ -54,7 +54,7 @@ def conv(s: Import, n: OnnxNode) -> Value:
         x.name, filters, kernel, stride, pads, dilation, groups, bias is not None, name=s.name(n, n.inputs[1])
     )
     s.keep(node, np.moveaxis(w, 1, -1), bias, n.inputs[1])
-    return s.finish(n, replace(x, name=node, pad=None), also)
+    return s.finish(n, replace(x, name=node, pad=None), *also)
 
 
 def conv_transpose(s: Import, n: OnnxNode) -> Value:
@@ -97,7 +97,7 @@ def conv_transpose(s: Import, n: OnnxNode) -> Value:
         name=s.name(n, n.inputs[1]),
     )
     s.keep(node, np.moveaxis(w, 1, -1), bias, n.inputs[1])
-    return s.finish(n, replace(x, name=node), also)
+    return s.finish(n, replace(x, name=node), *also)
 
 
 def max_pool(s: Import, n: OnnxNode) -> Value:
@@ -332,7 +332,7 @@ def _needs_image(s: Import, output: str) -> bool:
     return False
 
 
-def _bias(s: Import, n: OnnxNode, filters: int, rank: int) -> tuple[Array | None, str | None]:
+def _bias(s: Import, n: OnnxNode, filters: int, rank: int) -> tuple[Array | None, tuple[str, ...]]:
     """A convolution's bias: its own, or that of an Add after it."""
     if has_input(n, 2):
         bias = s.constant(n, 2, "bias")
@@ -340,7 +340,7 @@ def _bias(s: Import, n: OnnxNode, filters: int, rank: int) -> tuple[Array | None
             raise GraphError(f"its bias has shape {bias.shape}, expected one number per filter ({filters}).")
         # torch.export writes zeros where a module has no bias.
         filler = n.inputs[2] in s.computed and not bias.any()
-        return None if filler else bias, None
+        return None if filler else bias, ()
     return s.following_bias(n, filters, rank)
 
 
