@@ -48,13 +48,7 @@ def _small_blocks() -> Graph:
     x = g.relu(g.norm(g.conv(g.input, 16, 3, pad=1)))
     x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
     x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
-    x = (
-        g.concat(
-            [g.conv(x, 16, (5, 3, 3), pad=[2, 1, 1]), g.conv(x, 48, (1, 2, 2), stride=(1, 2, 1), pad=[0, 0, [0, 1]])]
-        )
-        if False
-        else g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1])
-    )
+    x = g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1])
     return g.build(g.linear(g.flatten(g.conv(x, 16, (1, 2, 2), stride=(1, 2, 2))), 5)).with_loss(CrossEntropy())
 
 
