@@ -14,7 +14,7 @@ from typing import Any
 from lbpar.config.training import TrainConfig
 from lbpar.errors import CheckpointError
 from lbpar.graph.ops.losses import CrossEntropy
-from lbpar.train.checkpoint import checkpoint_path, latest, list_checkpoints, open_checkpoint
+from lbpar.train.checkpoint import check_checkpoint, checkpoint_path, latest, list_checkpoints, open_checkpoint
 from lbpar.train.early_stop import gain
 
 
@@ -60,7 +60,7 @@ def find_checkpoint(directory: Path, which: str | int = "last") -> Path:
     Raises
     ------
     CheckpointError
-        There is none, or not that one.
+        There is none, or not that one, or the newest, which says which is the best, is damaged.
     """
     last = latest(directory)
     if last is None:
@@ -68,6 +68,7 @@ def find_checkpoint(directory: Path, which: str | int = "last") -> Path:
     if which == "last":
         return last
     if which == "best":
+        check_checkpoint(last)
         with open_checkpoint(last) as saved:
             step = (saved.meta.get("best") or {}).get("step")
         if step is None:

@@ -130,6 +130,14 @@ def test_a_best_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     assert steps(tmp_path) == [18, 21]  # epoch 6 has 0.9 too
 
 
+def test_a_damaged_note_of_the_best_is_not_believed(tmp_path: Path) -> None:
+    api.train(run(tmp_path, "run.checkpoint.keep=2"), write=True).close()
+    meta = tmp_path / "checkpoints/step-000015/meta.json"
+    meta.write_text(meta.read_text().replace('"step": 6', '"step": 12'))
+    with pytest.raises(CheckpointError, match="damaged: meta.json changed since it was written"):
+        find_checkpoint(tmp_path / "checkpoints", "best")
+
+
 COSINE = "train.schedule={name: cosine}"
 
 
