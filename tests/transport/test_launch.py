@@ -255,15 +255,15 @@ def test_a_rank_that_does_not_come_ends_the_job(mpirun: list[str]) -> None:
     done = job(mpirun, "stopped before", LBPAR_HANG_SECONDS="2")
     assert done.returncode != 0
     assert re.search(
-        r"lbpar: error: rank 0: no progress for \d+ s, waiting for all ranks of the job to start MPI", done.stderr
+        r"lbpar: error: rank [02]: no progress for \d+ s, waiting for all ranks of the job to start MPI", done.stderr
     )
 
 
 @pytest.mark.slow
 def test_one_rank_that_exits_in_peace_ends_the_job_of_those_who_wait_for_it(mpirun: list[str]) -> None:
-    done = job(mpirun, "exit 0", LBPAR_HANG_SECONDS="2")
+    done = job(mpirun, "exit 0", LBPAR_HANG_SECONDS="5")
     assert done.returncode != 0
-    assert "lbpar: error: rank 0: no progress" in done.stderr and "waiting for allreduce 'never'" in done.stderr
+    assert re.search(r"lbpar: error: rank [02]: no progress .*waiting for allreduce 'never'", done.stderr)
     assert "lbpar: error: rank 1" not in done.stderr
 
 
