@@ -81,7 +81,7 @@ def safe_type(result: Literal["y", "dx", "dw"], geometry: Geometry, channels: in
     """The type in which oneDNN computes a convolution or one of its gradients rightly: ``wanted``, else float32.
 
     Fuzzing oneDNN 3.0, 3.1 and 3.2 (``tests/engine/fuzz_onednn.py``: poisoned memory between guard pages; AVX2, AVX-512, bfloat16
-    and AMX kernels; 1 to 4 threads; some 400,000 cases) found them wrong here:
+    and AMX kernels; 1 to 4 threads; tens of thousands of cases) found them wrong here:
 
     * **y and dx of volumes in bfloat16**, where an output reads padding only (the kernel cannot be made, and after it no other);
       with AMX, for some numbers of channels and widths, where taps are dilated, where the kernel is 1 x 1 x 1, y where the depth is
