@@ -30,6 +30,7 @@ from lbpar.transport.base import Request
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.graphs import residual_network
 from tests.util.late import LateArray, LateEngine, LateWorld
+from tests.util.queues import Queue
 from tests.util.run import local_feeds, random_plan, samples
 
 BATCH, STEPS, SEEDS = 4, 2, 20
@@ -221,12 +222,10 @@ def buffers_are_let_go_when_a_transfer_starts(t: Training, patch: pytest.MonkeyP
 def the_next_queue_starts_before_the_last_has_ended(t: Training, patch: pytest.MonkeyPatch) -> None:
     """Kernels that are ordered by events alone, as if each had a queue of its own."""
 
-    def queue(self: LateEngine, work: Callable[[], None]) -> Any:
-        self._last = self.scheduler.add(work, self._waits)
-        self._waits = []
-        return self._last
+    def put(self: Queue, work: Callable[[], None]) -> Any:
+        return self.follow(self.scheduler.add(work, self.waits))
 
-    patch.setattr(LateEngine, "queue", queue)
+    patch.setattr(Queue, "put", put)
 
 
 @pytest.mark.parametrize("mutation", BROKEN.values(), ids=BROKEN)

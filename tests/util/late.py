@@ -8,7 +8,7 @@ does not wait shows as a wrong number or an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,70 +19,7 @@ from lbpar.layout.grid import Grid
 from lbpar.transport.base import Counter, Request, Transport
 from lbpar.transport.calls import Call
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
-
-MOST = 1000
-"""Tasks listed before those that have run are taken out."""
-
-POISON = 0xFF
-"""Byte of memory that holds nothing: NaN in any floating-point type, -1 in integers."""
-
-
-class Task:
-    """A piece of work, and what must have run before."""
-
-    __slots__ = ("after", "work")
-
-    def __init__(self, work: Callable[[], None], after: Iterable[Task | None]) -> None:
-        self.work: Callable[[], None] | None = work
-        self.after = [t for t in after if t is not None and t.work is not None]
-
-
-class Scheduler:
-    """The queues of all ranks: which task runs when."""
-
-    def __init__(self) -> None:
-        self.pending: list[Task] = []
-        self.seed(0)
-
-    def seed(self, seed: int) -> None:
-        """Choose an order. Every other seed also runs tasks that nobody waits for yet."""
-        self.rng, self.eager = np.random.default_rng(seed), seed % 2
-
-    def add(self, work: Callable[[], None], after: Iterable[Task | None]) -> Task:
-        task = Task(work, after)
-        if len(self.pending) > MOST:
-            self.pending = [t for t in self.pending if t.work is not None]
-        self.pending.append(task)
-        return task
-
-    def run_until(self, task: Task | None) -> None:
-        """Run a task and all that must come before it."""
-        if task is None or task.work is None:
-            return
-        wanted = [task]
-        if self.eager:
-            wanted += [self.pending[i] for i in self.rng.integers(len(self.pending), size=3)]
-        left: dict[Task, int] = {}
-        followers: dict[Task, list[Task]] = {}
-        while wanted:
-            t = wanted.pop()
-            if t.work is None or t in left:
-                continue
-            before = [b for b in t.after if b.work is not None]
-            left[t] = len(before)
-            for b in before:
-                followers.setdefault(b, []).append(t)
-            wanted += before
-        ready = [t for t, n in left.items() if not n]
-        while ready:
-            t = ready.pop(int(self.rng.integers(len(ready))))
-            work, t.work, t.after = t.work, None, []
-            assert work is not None
-            work()
-            for f in followers.get(t, ()):
-                left[f] -= 1
-                if not left[f]:
-                    ready.append(f)
+from tests.util.queues import Queue, Scheduler, Task, poison
 
 
 class Storage:
@@ -101,10 +38,6 @@ class Storage:
         data = self.data
         self.engine.queue(lambda: poison(data))
         self.engine.free[self.key].append(data)
-
-
-def poison(data: np.ndarray) -> None:
-    data.reshape(-1).view(np.uint8).fill(POISON)
 
 
 class LateArray:
@@ -151,15 +84,12 @@ class LateEngine(Engine):
         self.fetches = 0
         self.broken: set[str] = set()
         self.free: dict[Any, list[np.ndarray]] = {}
-        self._last: Task | None = None
-        self._waits: list[Task | None] = []
+        self._queue = Queue(scheduler)
         self._results: dict[Any, list[tuple[str, Any, Any]]] = {}
 
     def queue(self, work: Callable[[], None]) -> Task:
         """Put work at the end of the compute queue."""
-        self._last = self.scheduler.add(work, [self._last, *self._waits])
-        self._waits = []
-        return self._last
+        return self._queue.put(work)
 
     def empty(self, shape: Sequence[int], dtype: Any = None) -> Any:
         storage = Storage(self, tuple(shape), np.dtype(self.dtype if dtype is None else dtype))
@@ -186,17 +116,17 @@ class LateEngine(Engine):
         return read
 
     def record(self) -> Any:
-        return None if "record" in self.broken else self._last
+        return None if "record" in self.broken else self._queue.tail()
 
     def wait(self, event: Any) -> None:
         if "wait" not in self.broken:
-            self._waits.append(event)
+            self._queue.wait(event)
 
     def synchronize(self) -> None:
-        self.scheduler.run_until(self._last)
+        self.scheduler.run_until(self._queue.tail())
 
     def mark(self) -> Any:
-        return self._last
+        return self._queue.tail()
 
     def elapsed(self, start: Any, end: Any) -> float:
         self.scheduler.run_until(end)

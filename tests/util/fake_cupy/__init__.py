@@ -1,0 +1,33 @@
+"""A stand-in for CuPy that shows what is missing; `install` puts it in CuPy's place.
+
+Arrays refuse to become NumPy arrays. Memory holds NaN before it is written, and again once nobody refers to it, in the order of its
+stream. Nothing runs before the host asks for a value; then what it depends on runs in an order that a seed chooses, as late
+as recorded events allow. Kernels are those of ``kernels/``, run by the emulation; what they may only read is watched. A wait that
+is left out, memory let go too early or a read by the host that does not wait shows as a wrong number or an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tests.util.fake_cupy import cuda, nccl, runtime
+from tests.util.fake_cupy.kernels import RawKernel, RawModule
+from tests.util.fake_cupy.machine import Machine, new_machine
+from tests.util.fake_cupy.memory import asnumpy, ndarray
+
+__all__ = ["RawKernel", "RawModule", "asnumpy", "cuda", "install", "ndarray"]
+__version__ = "14.2.0"
+
+
+def install(patch: Any, devices: int = 1) -> Machine:
+    """Let ``import cupy`` give the stand-in, with machines that hold nothing yet; undone by pytest's ``monkeypatch``."""
+    names: dict[str, Any] = {
+        "cupy": sys.modules[__name__],
+        "cupy.cuda": cuda,
+        "cupy.cuda.runtime": runtime,
+        "cupy.cuda.nccl": nccl,
+    }
+    for name, module in names.items():
+        patch.setitem(sys.modules, name, module)
+    return new_machine(devices)

@@ -1,0 +1,110 @@
+"""The pretended devices: memory with its addresses, the scheduler of all streams, what was asked of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.util.queues import POISON, Scheduler, poison
+
+GUARD = 64
+"""Bytes behind every block that nobody may write."""
+
+ALIGNMENT = 512
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's, with the name of the error in its text."""
+
+
+class Block:
+    """Bytes at an address, of a device or pinned on the host. They stay mapped, so that late work finds poison there."""
+
+    def __init__(self, nbytes: int, kind: str) -> None:
+        whole = np.empty(nbytes + GUARD + ALIGNMENT, np.uint8)
+        start = -whole.ctypes.data % ALIGNMENT
+        self.data = whole[start : start + nbytes + GUARD]
+        poison(self.data)
+        self.address, self.nbytes, self.kind = self.data.ctypes.data, nbytes, kind
+        self.used = nbytes
+
+    def clear(self, used: int) -> None:
+        """Nobody refers to its first so many bytes any more; raise if those behind have changed."""
+        if (self.data[used:] != POISON).any():
+            raise AssertionError(f"something wrote behind a block of {used} bytes")
+        poison(self.data)
+
+
+class Machine:
+    """What one test's devices hold.
+
+    Attributes
+    ----------
+    devices : int
+        How many there are.
+    missing : str
+        "", or what a call finds amiss: "driver", "device".
+    memory : int
+        Bytes of each device.
+    broken : set of str
+        What the device leaves out, for tests of tests: "record", "wait", "synchronize".
+    """
+
+    def __init__(self, devices: int = 1) -> None:
+        self.scheduler = Scheduler()
+        self.devices, self.missing, self.memory, self.held = devices, "", 1 << 30, 0
+        self.capability = (9, 0)
+        self.broken: set[str] = set()
+        self.launches: dict[str, int] = {}
+        self._addresses: list[int] = []
+        self._blocks: list[Block] = []
+        self.on_launch: Callable[[str, Any], None] | None = None
+
+    def block(self, nbytes: int, kind: str) -> Block:
+        """New memory."""
+        if kind == "device":
+            if self.held + nbytes > self.memory:
+                raise MemoryError(nbytes)
+            self.held += nbytes
+        block = Block(nbytes, kind)
+        at = bisect_right(self._addresses, block.address)
+        self._addresses.insert(at, block.address)
+        self._blocks.insert(at, block)
+        return block
+
+    def find(self, address: int, nbytes: int) -> tuple[Block, np.ndarray] | None:
+        """The block in which so many bytes lie, and those bytes; None for memory that is not of CUDA."""
+        at = bisect_right(self._addresses, address) - 1
+        if at < 0 or address >= self._addresses[at] + len(self._blocks[at].data):
+            return None
+        block, start = self._blocks[at], address - self._addresses[at]
+        if start + nbytes > block.used:
+            raise CUDARuntimeError("cudaErrorInvalidValue: beyond the end of a block")
+        return block, block.data[start : start + nbytes]
+
+    def check(self) -> None:
+        """What every call of CUDA finds first."""
+        if self.missing == "driver":
+            raise CUDARuntimeError(
+                "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+            )
+        if self.missing == "device" or not self.devices:
+            raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+
+_machine = Machine()
+
+
+def machine() -> Machine:
+    """The machine of the test that runs."""
+    return _machine
+
+
+def new_machine(devices: int = 1) -> Machine:
+    """A machine that holds nothing yet."""
+    global _machine
+    _machine = Machine(devices)
+    return _machine

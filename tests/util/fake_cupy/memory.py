@@ -1,0 +1,152 @@
+"""Arrays of the device, its pool, pinned memory of the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tests.util.fake_cupy.machine import ALIGNMENT, Block, machine
+from tests.util.fake_cupy.streams import Stream, current
+
+
+class PooledMemory:
+    """A block while somebody refers to it. Then it is poisoned in the order of its stream, and used again."""
+
+    def __init__(self, block: Block, pool: MemoryPool, stream: Stream) -> None:
+        self.block, self._pool, self._stream = block, pool, stream
+        self.ptr, self.size = block.address, block.nbytes
+
+    def __del__(self) -> None:
+        block, used = self.block, self.block.used
+        self._stream.queue.put(lambda: block.clear(used))
+        self._pool._free.setdefault((self._stream.ptr, self.size), []).append(self.block)
+
+
+class MemoryPointer:
+    """An address in some memory, which it keeps."""
+
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, 0
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+    def __int__(self) -> int:
+        return self.ptr
+
+
+class MemoryPool:
+    """Blocks that are used again by the stream that had them."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        self._free: dict[tuple[int, int], list[Block]] = {}
+        self._total = 0
+
+    def malloc(self, nbytes: int) -> MemoryPointer:
+        stream = current()
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        free = self._free.setdefault((stream.ptr, size), [])
+        block = free.pop() if free else self._new(size)
+        block.used = nbytes
+        return MemoryPointer(PooledMemory(block, self, stream), 0)
+
+    def _new(self, size: int) -> Block:
+        from tests.util.fake_cupy.cuda import memory
+
+        try:
+            block = machine().block(size, "device")
+        except MemoryError:
+            raise memory.OutOfMemoryError(size, self._total) from None
+        self._total += size
+        return block
+
+    def used_bytes(self) -> int:
+        return self._total - self.free_bytes()
+
+    def free_bytes(self) -> int:
+        return sum(b.nbytes for blocks in self._free.values() for b in blocks)
+
+    def total_bytes(self) -> int:
+        return self._total
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        machine().held -= self.free_bytes()
+        self._total -= self.free_bytes()
+        self._free.clear()
+
+
+def alloc_pinned_memory(nbytes: int) -> Any:
+    """Memory of the host that the device reads late. It belongs to somebody else as soon as it is let go."""
+    block = machine().block(nbytes, "pinned")
+
+    class PinnedMemoryPointer(ctypes.c_ubyte * nbytes):  # type: ignore[misc]
+        ptr = block.address
+
+        def __del__(self) -> None:
+            block.clear(nbytes)
+
+    return PinnedMemoryPointer.from_buffer(block.data)
+
+
+class ndarray:
+    """An array of the device. The host knows its shape, and nothing that is in it."""
+
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        shape: Sequence[int] | int,
+        dtype: Any = float,
+        memptr: MemoryPointer | None = None,
+        strides: Any = None,
+        order: str = "C",
+    ) -> None:
+        assert memptr is not None, "memory of the default pool"
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        start = memptr.ptr - memptr.mem.ptr
+        self._set(np.ndarray(shape, dtype, memptr.mem.block.data, start, strides), memptr.mem)
+
+    def _set(self, raw: np.ndarray, mem: PooledMemory) -> ndarray:
+        self._raw, self._mem = raw, mem
+        self.shape, self.dtype, self.size, self.ndim = raw.shape, raw.dtype, raw.size, raw.ndim
+        self.nbytes, self.itemsize, self.strides, self.flags = raw.nbytes, raw.itemsize, raw.strides, raw.flags
+        return self
+
+    @property
+    def data(self) -> MemoryPointer:
+        return MemoryPointer(self._mem, self._raw.ctypes.data - self._mem.ptr)
+
+    def _view(self, raw: np.ndarray) -> ndarray:
+        assert not raw.size or np.may_share_memory(raw, self._raw), "CuPy would copy, in whatever stream is current"
+        return ndarray.__new__(ndarray)._set(raw, self._mem)
+
+    def __getitem__(self, index: Any) -> ndarray:
+        return self._view(self._raw[(*index, ...) if isinstance(index, tuple) else (index, ...)])
+
+    def reshape(self, *shape: Any) -> ndarray:
+        return self._view(self._raw.reshape(*shape))
+
+    def view(self, dtype: Any) -> ndarray:
+        return self._view(self._raw.view(dtype))
+
+    def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
+        stream = stream or current()
+        if blocking:
+            stream.synchronize()
+        return self._raw.copy()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
+        )
+
+    __array__ = __iter__ = __len__ = __bool__ = __float__ = __int__ = __setitem__ = __eq__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def asnumpy(a: ndarray, stream: Any = None) -> np.ndarray:
+    """A copy on the host."""
+    return a.get(stream)

@@ -1,0 +1,106 @@
+"""Streams and events whose work runs late."""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+from tests.util.fake_cupy.machine import machine
+from tests.util.queues import Queue, Task
+
+_local = threading.local()
+_streams: dict[int, Stream] = {}
+
+
+class Stream:
+    """A queue of the pretended device. Nothing may run in the default stream, which would wait for all others."""
+
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
+        machine().check()
+        assert non_blocking, "a stream that waits for the default stream"
+        self.queue = Queue(machine().scheduler)
+        self.ptr = len(_streams) + 16
+        self.priority = priority
+        _streams[self.ptr] = self
+
+    def __enter__(self) -> Self:
+        stack().append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stack().pop()
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        if "wait" not in machine().broken:
+            self.queue.wait(event.task)
+
+    def synchronize(self) -> None:
+        if "synchronize" not in machine().broken:
+            machine().scheduler.run_until(self.queue.tail())
+
+    @property
+    def done(self) -> bool:
+        return machine().scheduler.ready(self.queue.tail())
+
+
+def stack() -> list[Stream]:
+    """Streams that this thread has entered."""
+    if not hasattr(_local, "entered"):
+        _local.entered = []
+    entered: list[Stream] = _local.entered
+    return entered
+
+
+def current() -> Stream:
+    """The stream that work goes to which names none."""
+    entered = stack()
+    assert entered, "work in the default stream"
+    return entered[-1]
+
+
+def get_current_stream() -> Stream:
+    return current()
+
+
+def stream_at(ptr: int) -> Stream:
+    """The stream of a handle."""
+    assert ptr, "work in the default stream"
+    return _streams[ptr]
+
+
+class Event:
+    """A point in a stream."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        machine().check()
+        self.task: Task | None = None
+        self.timed, self.ptr = not disable_timing, id(self)
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.task = None if "record" in machine().broken else (stream or current()).queue.tail()
+
+    def synchronize(self) -> None:
+        if "synchronize" not in machine().broken:
+            machine().scheduler.run_until(self.task)
+
+    @property
+    def done(self) -> bool:
+        return machine().scheduler.ready(self.task)
+
+
+def get_elapsed_time(start: Event, end: Event) -> float:
+    """Milliseconds: a thousandth for every task that ran between."""
+    if not (start.timed and end.timed):
+        raise RuntimeError("cudaErrorInvalidResourceHandle: an event without times")
+    for event in (start, end):
+        if event.task is not None and event.task.work is not None:
+            raise RuntimeError("cudaErrorNotReady: an event that has not happened")
+    first, last = (0 if e.task is None else e.task.at for e in (start, end))
+    return max(0, last - first) * 1e-3
