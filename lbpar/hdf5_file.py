@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -101,12 +100,3 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def flush_to_disk(path: Path) -> None:
-    """What was written to a file, or the names in a folder, outlasts a crash of the machine from here on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

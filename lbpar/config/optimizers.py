@@ -135,6 +135,8 @@ class Step(Schedule):
     def _check(self) -> Step:
         if (self.every is None) == (self.milestones is None):
             raise ValueError("expected exactly one of every and milestones")
+        if self.milestones is not None and not (self.milestones and list(self.milestones) == sorted(self.milestones)):
+            raise ValueError(f"milestones: got {list(self.milestones)}, expected epochs in increasing order")
         return self
 
 

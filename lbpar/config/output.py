@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from lbpar.config.paths import as_path
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
+from lbpar.whole_file import beside
 
 
 def write_output(path: str | Path, text: str, what: str) -> None:
@@ -36,16 +36,12 @@ def write_output(path: str | Path, text: str, what: str) -> None:
             raise ConfigError(
                 f"{path}: is there already and holds something else than {what}; it is left as it is. Choose another name, or delete it."
             )
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    target = part if path.is_file() or not path.exists() else path  # a device or a pipe is written as it is
-    try:
+    target = path.resolve()
+    if path.exists() and not path.is_file():  # a device or a pipe is written as it is
         target.write_text(text, encoding="utf-8")
-        if target == part:
-            part.replace(path.resolve())
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise ConfigError(f"{path}: cannot write {what}: {error.strerror}.") from None
+        return
+    with beside(target, lambda reason: ConfigError(f"{path}: cannot write {what}: {reason}.")) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _fields(text: str, path: Path) -> set[str]:

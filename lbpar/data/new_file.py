@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lbpar.config.paths import as_path
 from lbpar.errors import DataError
-from lbpar.hdf5_file import flush_to_disk, writing
+from lbpar.hdf5_file import writing
 from lbpar.text import human_bytes
+from lbpar.whole_file import beside
 
 
 @contextmanager
@@ -33,8 +33,7 @@ def new_file(path: Path, kept: list[str]) -> Iterator[tuple[Any, Callable[[], No
     """
     import h5py
 
-    part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
-    try:
+    with beside(path, lambda reason: DataError(f"{path}: cannot write: {reason}. Nothing was changed.")) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(part) as (file, check):
             if kept:
@@ -43,14 +42,6 @@ def new_file(path: Path, kept: list[str]) -> Iterator[tuple[Any, Callable[[], No
                         old.copy(old[name], file, name)
                         check()
             yield file, check
-        os.replace(part, path)
-        with suppress(OSError):  # not every filesystem can
-            flush_to_disk(path.parent)
-    except OSError as e:
-        raise DataError(f"{path}: cannot write: {e.strerror or e}. Nothing was changed.") from None
-    finally:
-        with suppress(OSError):  # it has its name, or was never made
-            part.unlink()
 
 
 def destination(path: str | Path, splits: list[str], overwrite: bool = False) -> tuple[Path, list[str]]:

@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.errors import CheckpointError, LbparError
-from lbpar.hdf5_file import flush_to_disk, uninterrupted, writing
+from lbpar.hdf5_file import uninterrupted, writing
 from lbpar.layout.runs import Box, box_shape, box_size
 from lbpar.train.boxes import box_fits, slabs
+from lbpar.whole_file import flush_to_disk
 
 log = logging.getLogger(__name__)
 

@@ -1,33 +1,26 @@
-"""One job at a time writes into a run directory: a file names the job that does, and shows that it lives.
+"""One job at a time writes into a run directory: it holds the file system's own lock on a file that names it.
 
-    run.lock    {"host": "node17", "pid": 4711, "job": "88412", "since": "2026-01-31 18:02:11", ...}
+    run.lock    {"host": "node17", "pid": 4711, "job": "88412", "since": "2026-01-31 18:02:11"}
 
-The file is made so that only one of many jobs can make it, on network file systems too, and its time of change is moved on every few
-seconds. Whether a lock was left by a job that died is seen at once where that job ran on the same machine; elsewhere by its time.
+The lock ends with the process that holds it, however that ends, on another node of a network file system too. Where a file
+system knows no locks between nodes a second job gets in; it puts its own name into the file, and the first one stops.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import platform
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Self
 
 from lbpar.errors import CheckpointError
 
 log = logging.getLogger(__name__)
-
-BEAT = 10.0
-"""Seconds between signs of life."""
-
-STALE = 60.0
-"""Seconds without a sign of life after which a job on another machine counts as dead."""
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID", "OAR_JOB_ID")
 
@@ -48,21 +41,30 @@ class RunLock:
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self.path = Path(out) / "run.lock"
-        self._text = json.dumps(_me())
-        while not self._make():
-            check_free(out)
-        self._stop = threading.Event()
-        threading.Thread(target=self._beat, name="lbpar lock", daemon=True).start()
+        job = next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
+        me = {"host": platform.node(), "pid": os.getpid(), "job": job, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        self._text = json.dumps(me)
+        self._file = _lock(self.path)
+        while not self._lies_there():  # whoever held it before has removed it in between
+            self._file.close()
+            self._file = _lock(self.path)
+        self._file.truncate(0)
+        self._file.write(self._text)
+        self._file.flush()
 
     def check(self) -> None:
-        """Is it still ours? Ask before writing: whoever was stopped for long may have been taken for dead.
+        """Is it still ours? Ask before writing.
 
         Raises
         ------
         CheckpointError
-            It is not.
+            It is not: it was deleted, or another job took it where the file system knows no locks.
         """
-        if not self._ours():
+        try:
+            ours = self._lies_there() and self.path.read_text(encoding="utf-8") == self._text
+        except OSError:  # a server that does not answer for a while takes nothing away
+            return
+        if not ours:
             raise CheckpointError(
                 f"run.out: {self.path} is no longer this job's: {_holder(self.path)}. Nothing more is written; start again with "
                 "--resume when nobody else uses the directory."
@@ -70,10 +72,16 @@ class RunLock:
 
     def release(self) -> None:
         """Give it up; a second call does nothing."""
-        if not self._stop.is_set():
-            self._stop.set()
-            if self._ours():
+        if not self._file.closed:
+            if self._lies_there():
                 self.path.unlink(missing_ok=True)
+            self._file.close()
+
+    def _lies_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> Self:
         return self
@@ -83,35 +91,9 @@ class RunLock:
     ) -> None:
         self.release()
 
-    def _make(self) -> bool:
-        try:
-            with open(self.path, "x", encoding="utf-8") as file:
-                file.write(self._text)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise CheckpointError(
-                f"run.out: {self.path} cannot be written: {error.strerror}; choose another directory (--set run.out=...)."
-            ) from error
-        return True
-
-    def _ours(self) -> bool:
-        try:
-            return self.path.read_text(encoding="utf-8") == self._text
-        except FileNotFoundError:
-            return False
-        except OSError:  # a server that does not answer for a while takes nothing away
-            return True
-
-    def _beat(self) -> None:
-        while not self._stop.wait(BEAT):
-            with suppress(OSError):
-                if self._ours():
-                    os.utime(self.path)
-
 
 def check_free(out: str | os.PathLike[str]) -> None:
-    """Refuse a run directory that another job holds; the lock of a job that is gone is removed, with a word.
+    """Refuse a run directory that another job holds.
 
     Raises
     ------
@@ -119,104 +101,37 @@ def check_free(out: str | os.PathLike[str]) -> None:
         Names the other job.
     """
     path = Path(out) / "run.lock"
-    first: os.stat_result | None = None
-    while True:
-        try:
-            with open(path, encoding="utf-8") as file:  # opening makes network file systems look at the file anew
-                text, facts = file.read(), os.fstat(file.fileno())
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise CheckpointError(f"run.out: {path} cannot be read: {error.strerror}.") from error
-        first = first or facts
-        holder = _parse(text)
-        near = holder.get("place") is not None and holder["place"] == _me()["place"]
-        if (near and _runs(holder)) or facts.st_mtime_ns > first.st_mtime_ns:
-            raise CheckpointError(
-                f"run.out: {path.parent} is in use: {_words(holder)}. Wait until it ends, or choose another directory "
-                f"(--set run.out=...). If it is certainly gone, delete {path}."
-            )
-        silent = _now(path) - facts.st_mtime
-        if near or silent > STALE:
-            break
-        if first is facts:
-            log.warning(
-                "run.out: %s: %s; waiting up to %.0f s for a sign of life", path, _words(holder), STALE - silent
-            )
-        time.sleep(1.0)
-    grave = path.with_name(f".{path.name}-{platform.node()}-{os.getpid()}")
-    with suppress(FileNotFoundError):  # another job was faster
-        path.rename(grave)
-        if grave.read_text(encoding="utf-8") == text:
-            log.warning("run.out: %s: %s; it is gone, its lock is removed", path, _words(holder))
-        else:  # another job was faster still, and this lock is its own
-            with suppress(OSError):
-                os.link(grave, path)
-        grave.unlink()
+    if path.exists():
+        _lock(path).close()
 
 
-def _now(path: Path) -> float:
-    """The file system's own time: clocks of machines differ."""
-    probe = path.with_name(f".{path.name}-now-{platform.node()}-{os.getpid()}")
+def _lock(path: Path) -> IO[str]:
+    """The file, open and locked."""
     try:
-        probe.write_text("", encoding="utf-8")
-        return probe.stat().st_mtime
-    except OSError:
-        return time.time()
-    finally:
-        with suppress(OSError):
-            probe.unlink()
-
-
-def _me() -> dict[str, Any]:
-    return {
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "job": next((os.environ[name] for name in _JOBS if os.environ.get(name)), None),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "born": _born(os.getpid()),
-        "place": _place(),
-    }
-
-
-def _place() -> str | None:
-    """Where process numbers mean the same: this boot of this machine, this container. None where the system does not tell."""
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed when the lock is given up
+    except OSError as error:
+        raise CheckpointError(
+            f"run.out: {path} cannot be written: {error.strerror}; choose another directory (--set run.out=...)."
+        ) from error
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None
-
-
-def _born(pid: int) -> str | None:
-    """When a process was started, in ticks since the machine was; None if it does not run."""
-    try:
-        state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else facts[18]
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _runs(holder: dict[str, Any]) -> bool:
-    return holder["born"] is not None and holder["born"] == _born(holder["pid"])
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise CheckpointError(
+            f"run.out: {path.parent} is in use: {_holder(path)}. Wait until it ends, or choose another directory "
+            f"(--set run.out=...). If it is certainly gone, delete {path}."
+        ) from None
+    except OSError as error:
+        log.warning("run.out: %s cannot be locked: %s; let no other job write there", path.parent, error.strerror)
+    return file
 
 
 def _holder(path: Path) -> str:
     try:
-        return _words(_parse(path.read_text(encoding="utf-8")))
-    except OSError:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        job = f", job {holder['job']}" if holder["job"] else ""
+        return f"held by process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
+    except FileNotFoundError:
         return "it was removed"
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        holder = json.loads(text)
-        return holder if {"host", "pid", "born", "place"} <= holder.keys() else {}
-    except (ValueError, AttributeError):
-        return {}
-
-
-def _words(holder: dict[str, Any]) -> str:
-    if not holder:
+    except (OSError, ValueError, TypeError, KeyError):
         return "held by a job that has not said yet which"
-    job = f", job {holder['job']}" if holder.get("job") else ""
-    return f"held by process {holder['pid']} on {holder['host']}{job}, since {holder.get('since')}"

@@ -1,4 +1,4 @@
-"""Metrics of a run: one record, written as a line of JSON, a line of CSV and TensorBoard events."""
+"""Metrics of a run: one record, written as a line of JSON, a row of CSV and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import io
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import Any, Self
 
 from lbpar.errors import CheckpointError, ConfigError
-from lbpar.train.json_text import dumps, plain, unwritable, write_text
+from lbpar.train.json_text import dumps, unwritable, write_text
 
 Record = dict[str, Any]
 
@@ -54,39 +54,47 @@ class MetricsWriter:
         tensorboard: bool = True,
         resume_step: int | None = None,
     ) -> None:
-        out = self._out = Path(out_dir)
-        lines = out / "metrics.jsonl"
+        out = Path(out_dir)
+        self._path, self._table = out / "metrics.jsonl", out / "metrics.csv" if csv else None
         if tensorboard:
             _tensorboard()  # a missing package must show before a file is touched
-        kept = [] if resume_step is None else read_metrics(lines, resume_step)
-        write_text(lines, "".join(dumps(record) + "\n" for record in kept))
-        self._sinks: list[_Sink] = []
-        try:
-            self._sinks.append(_Lines(lines))
-            if csv:
-                self._sinks.append(_Table(out / "metrics.csv", kept))
-            if tensorboard:
-                self._sinks.append(_Events(out, resume_step))
-        except BaseException:
-            self.close()
-            raise
+        kept = [] if resume_step is None else read_metrics(self._path, resume_step)
+        self._rows = [_flatten(record) for record in kept]
+        write_text(self._path, "".join(dumps(record) + "\n" for record in kept))
+        self._write_table()
+        self._events = _Events(out, resume_step) if tensorboard else None
+        with _writing(self._path):
+            self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a record to every file and flush, so that a run that dies keeps it."""
-        clean = plain(record)
-        for sink in self._sinks:
-            sink.write(clean)
+        line = dumps(record)
+        with _writing(self._path):
+            self._lines.write(line + "\n")
+            self._lines.flush()
+        self._rows.append(_flatten(json.loads(line)))
+        self._write_table()
+        if self._events is not None:
+            self._events.write(self._rows[-1])
+
+    def _write_table(self) -> None:
+        if self._table is None:
+            return
+        text = io.StringIO()
+        if columns := list(dict.fromkeys(key for row in self._rows for key in row)):
+            table = csv.DictWriter(text, columns, lineterminator="\n")
+            table.writeheader()
+            table.writerows(self._rows)
+        write_text(self._table, text.getvalue())
 
     def close(self) -> None:
         """Close the files; further calls do nothing."""
-        failure: OSError | None = None
-        while self._sinks:
+        with _writing(self._path):
             try:
-                self._sinks.pop().close()
-            except OSError as error:
-                failure = error
-        if failure is not None:
-            raise unwritable(self._out, failure)
+                self._lines.close()
+            finally:
+                if self._events is not None:
+                    self._events.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,10 +122,9 @@ def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> 
         raise CheckpointError(f"{path}: cannot be read: {error}. Check the run directory's rights.") from error
     records = []
     for number, line in enumerate(lines, start=1):
-        try:
+        record = None
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            record = None
         if not isinstance(record, dict):
             if number == len(lines):
                 break
@@ -129,132 +136,62 @@ def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> 
     return records
 
 
-def flatten(record: Mapping[str, Any], prefix: str = "") -> Record:
+def _flatten(record: Mapping[str, Any], prefix: str = "") -> Record:
     """Nested keys joined by ``/``."""
     flat: Record = {}
     for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}/"))
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= _flatten(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-class _Sink(Protocol):
-    def write(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Lines:
-    """``metrics.jsonl``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = _append(path)
-
-    def write(self, record: Record) -> None:
-        _put(self._file, self._path, dumps(record) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Table:
-    """``metrics.csv``."""
-
-    def __init__(self, path: Path, kept: list[Record]) -> None:
-        self._path = path
-        self._rows = [flatten(record) for record in kept]  # needed again when a column is added
-        self._columns: list[str] = []
-        self._widen(key for row in self._rows for key in row)
-        write_text(path, self._text(self._rows, header=bool(self._columns)))
-        self._file = _append(path)
-
-    def write(self, record: Record) -> None:
-        row = flatten(record)
-        self._rows.append(row)
-        if self._widen(row):
-            self._file.close()
-            write_text(self._path, self._text(self._rows, header=True))
-            self._file = _append(self._path)
-        else:
-            _put(self._file, self._path, self._text([row]))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _widen(self, keys: Any) -> bool:
-        new = [key for key in dict.fromkeys(keys) if key not in self._columns]
-        self._columns += new
-        return bool(new)
-
-    def _text(self, rows: list[Record], header: bool = False) -> str:
-        text = io.StringIO()
-        table = csv.DictWriter(text, self._columns, lineterminator="\n")
-        if header:
-            table.writeheader()
-        table.writerows(rows)
-        return text.getvalue()
 
 
 class _Events:
     """TensorBoard event files, by TensorBoard's record writer on a plain file: no thread, no TensorFlow, no PyTorch."""
 
-    def __init__(self, out_dir: Path, resume_step: int | None) -> None:
-        event_pb2, summary_pb2, writer = _tensorboard()
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+    def __init__(self, out: Path, resume_step: int | None) -> None:
+        self._event, self._summary, session, writer = _tensorboard()
         if resume_step is None:
-            for stale in out_dir.glob("events.out.tfevents.*"):
+            for stale in out.glob("events.out.tfevents.*"):
                 with suppress(OSError):
                     stale.unlink()
-        self._path = out_dir / f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{time.time_ns()}.{os.getpid()}"
-        self._writer = writer(_append(self._path, "ab"))
+        self._path = out / f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{time.time_ns()}.{os.getpid()}"
+        with _writing(self._path):
+            self._writer = writer(open(self._path, "ab"))  # noqa: SIM115
         self._add(file_version="brain.Event:2")
         if resume_step is not None:  # tells TensorBoard to forget what an earlier file has from this step on
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(step=resume_step + 1, session_log=start)
+            self._add(step=resume_step + 1, session_log=session(status=session.START))
 
-    def write(self, record: Record) -> None:
-        numbers = {tag: float(v) for tag, v in flatten(record).items() if isinstance(v, int | float) and tag != "step"}
+    def write(self, row: Record) -> None:
+        numbers = {tag: float(v) for tag, v in row.items() if isinstance(v, int | float) and tag != "step"}
         values = [self._summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
-        self._add(step=int(record.get("step") or 0), summary=self._summary(value=values))
+        self._add(step=int(row.get("step") or 0), summary=self._summary(value=values))
 
     def close(self) -> None:
         self._writer.close()
 
     def _add(self, **fields: Any) -> None:
         event = self._event(wall_time=time.time(), **fields)
-        try:
+        with _writing(self._path):
             self._writer.write(event.SerializeToString())
             self._writer.flush()
-        except OSError as error:
-            raise unwritable(self._path, error) from error
 
 
-def _tensorboard() -> tuple[Any, Any, Any]:
-    """TensorBoard's event and summary messages and its record writer; ConfigError without the package."""
+def _tensorboard() -> tuple[Any, Any, Any, Any]:
+    """TensorBoard's messages for events, summaries and sessions, and its record writer; ConfigError without the package."""
     try:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as error:
         raise ConfigError(
             "run.metrics.tensorboard: the package tensorboard is not installed "
             f"({error}). Install lbpar[tensorboard], or set it to false."
         ) from error
-    return event_pb2, summary_pb2, RecordWriter
+    return Event, Summary, SessionLog, RecordWriter
 
 
-def _append(path: Path, mode: str = "a") -> IO[Any]:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        return open(path, mode, encoding=None if "b" in mode else "utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _put(file: IO[str], path: Path, text: str) -> None:
-    try:
-        file.write(text)
-        file.flush()
+        yield
     except OSError as error:
         raise unwritable(path, error) from error

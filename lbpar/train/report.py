@@ -14,7 +14,7 @@ from lbpar import __version__
 from lbpar.program.words import program_rows
 from lbpar.text import human_bytes
 from lbpar.train.checkpoint import checkpoint_path
-from lbpar.train.json_text import write_report
+from lbpar.train.json_text import dumps, write_text
 from lbpar.train.progress import print_table, short
 from lbpar.train.trainer import Trainer
 from lbpar.transport.terminal import screen
@@ -85,7 +85,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
     if best is not None and best.step is not None:
         saved = str(checkpoint_path("checkpoints", best.step)) if trainer.config.run.checkpoint else None
         content["best"] = {**best.state_dict(), "checkpoint": saved}
-    write_report(out, content)
+    write_text(out / "report.json", dumps(content, indent=2) + "\n")
     print_table(rows, title="per step and rank 0")
     if best is not None and best.value is not None and best.step != trainer.step:
         where = f": {out / content['best']['checkpoint']}" if content["best"]["checkpoint"] else ""

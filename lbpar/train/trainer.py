@@ -22,9 +22,8 @@ from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
-from lbpar.train.best import Best, watched
+from lbpar.train.best import Best, EarlyStop, watched
 from lbpar.train.checkpoint import checkpoint_path, latest
-from lbpar.train.early_stop import EarlyStop
 from lbpar.train.evaluator import CALMER, Evaluator
 from lbpar.train.norms import check_norms
 from lbpar.train.saving import load, need, save
@@ -112,7 +111,7 @@ class Trainer(Evaluator):
         self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay, self.engine)
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
-        self.early_stop = EarlyStop(stop.patience, stop.metric, stop.min_delta) if stop else None
+        self.early_stop = EarlyStop(stop) if stop else None
         if stop is not None:
             self._check_metric(stop.metric)
         metric = watched(c.train, self.test is not None)
@@ -262,7 +261,7 @@ class Trainer(Evaluator):
         due = number % self.config.train.evaluate.every_epochs == 0 or self.done
         if self.test is not None and due:
             record |= self.evaluate()
-        if self.early_stop is not None and self.early_stop.metric in record:
+        if self.early_stop is not None:
             self.early_stop.update(record)
         if self.best is not None:
             self.best.update(record)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -15,31 +15,17 @@ from lbpar.train import command, lock
 from lbpar.train.lock import RunLock, check_free
 from tests.util.training import run_file
 
-
-def held_by(path, **changes):
-    """A lock as another job would have left it."""
-    (path / "run.lock").write_text(json.dumps({**lock._me(), **changes}))
-    return path / "run.lock"
-
-
-def age(path, seconds):
-    now = lock._now(path)
-    os.utime(path, (now - seconds, now - seconds))
+HOLDER = """
+import sys
+from lbpar.train.lock import RunLock
+lock = RunLock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+ELSEWHERE = json.dumps({"host": "node17", "pid": 5, "job": "3", "since": "2026-01-31 18:02:11"})
 
 
-def dead():
-    """A process number that was in use and is no more."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
-
-
-@pytest.fixture
-def no_sleep(monkeypatch):
-    monkeypatch.setattr(lock.time, "sleep", lambda s: pytest.fail("waits"))
-
-
-def test_held_released_and_held_again(tmp_path, monkeypatch, no_sleep):
+def test_held_released_and_held_again(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "88412")
     with RunLock(tmp_path) as first:
         first.check()
@@ -60,80 +46,84 @@ def test_released_when_the_run_fails(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [{"pid": None}, {"born": "1"}])
-def test_a_dead_process_of_this_machine_is_seen_at_once(changes, tmp_path, no_sleep, caplog):
-    """Also one whose number another process has got since."""
-    held_by(tmp_path, **(changes if "born" in changes else {"pid": dead()}))
-    with caplog.at_level(logging.WARNING), RunLock(tmp_path) as ours:
-        ours.check()
-    assert "it is gone, its lock is removed" in caplog.text
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_a_job_that_is_gone_holds_nothing(how, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        for ours in (RunLock, check_free):
+            with pytest.raises(CheckpointError, match=f"in use: held by process {other.pid} on"):
+                ours(tmp_path)
+        other.kill() if how == "is killed" else other.stdin.close()
+        other.wait()
+        check_free(tmp_path)
+        with RunLock(tmp_path) as ours:
+            ours.check()
     assert list(tmp_path.iterdir()) == []
 
 
-ELSEWHERE = {"place": "another machine", "host": "node17", "pid": 5, "job": "3"}
-
-
-def test_a_job_elsewhere_that_gave_no_sign_for_long_is_gone(tmp_path, no_sleep, caplog):
-    age(held_by(tmp_path, **ELSEWHERE), lock.STALE + 5)
-    with caplog.at_level(logging.WARNING), RunLock(tmp_path) as ours:
-        ours.check()
-    assert "held by process 5 on node17, job 3" in caplog.text
-
-
-def test_a_job_elsewhere_is_alive_when_it_gives_a_sign(tmp_path, monkeypatch):
-    path = held_by(tmp_path, **ELSEWHERE)
-    age(path, 8)
-    monkeypatch.setattr(lock.time, "sleep", lambda s: age(path, 0))
-    with pytest.raises(CheckpointError, match="in use: held by process 5 on node17, job 3"):
-        RunLock(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["run.lock"]
-
-
-def test_a_job_elsewhere_that_ends_while_we_look(tmp_path, monkeypatch):
-    path = held_by(tmp_path, **ELSEWHERE)
-    monkeypatch.setattr(lock.time, "sleep", lambda s: path.unlink(missing_ok=True))
-    with RunLock(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_a_lock_without_a_name_is_judged_by_its_age(text, tmp_path, no_sleep):
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", ELSEWHERE])
+def test_what_an_earlier_job_left_is_taken_over(text, tmp_path):
     (tmp_path / "run.lock").write_text(text)
-    age(tmp_path / "run.lock", lock.STALE + 5)
-    with RunLock(tmp_path):
-        pass
+    check_free(tmp_path)
+    with RunLock(tmp_path) as ours:
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+        ours.check()
+        (tmp_path / "run.lock").write_text(text)
+        who = (
+            "process 5 on node17, job 3, since 2026-01-31 18:02:11" if text == ELSEWHERE else "a job that has not said"
+        )
+        with pytest.raises(CheckpointError, match=f"in use: held by {who}"):
+            check_free(tmp_path)
 
 
-def test_the_lock_of_a_faster_job_is_not_removed(tmp_path, monkeypatch):
-    """Between our look and our removal another job may have removed the dead one's lock and made its own."""
-    held_by(tmp_path, pid=dead())
-    real = type(tmp_path).rename
+def test_a_lock_that_was_released_while_we_opened_it_is_made_anew(tmp_path, monkeypatch):
+    """The file that we have locked then is not the one that others see."""
+    real, calls = lock.fcntl.flock, []
 
-    def late(path, target):
-        held_by(tmp_path)
-        return real(path, target)
+    def late(file, how):
+        calls.append(file)
+        if len(calls) == 1:
+            (tmp_path / "run.lock").unlink()
+        return real(file, how)
 
-    monkeypatch.setattr(type(tmp_path), "rename", late)
-    with pytest.raises(CheckpointError, match="in use"):
-        RunLock(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["run.lock"]
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with RunLock(tmp_path) as ours:
+        ours.check()
+        with pytest.raises(CheckpointError, match="in use"):
+            RunLock(tmp_path)
+    assert len(calls) == 3
+
+
+def test_without_locks_in_the_file_system_the_later_job_is_noticed(tmp_path, monkeypatch, caplog):
+    def without(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", without)
+    with RunLock(tmp_path) as ours:
+        ours.check()
+        (tmp_path / "run.lock").write_text(ELSEWHERE)
+        with pytest.raises(CheckpointError, match="no longer this job's: held by process 5 on node17, job 3"):
+            ours.check()
+    assert "cannot be locked: No locks available" in caplog.text
 
 
 def test_a_job_that_lost_its_lock_writes_nothing_more(tmp_path):
     with RunLock(tmp_path) as ours:
-        held_by(tmp_path, **ELSEWHERE)
+        (tmp_path / "run.lock").unlink()
+        with pytest.raises(CheckpointError, match="no longer this job's: it was removed"):
+            ours.check()
+        (tmp_path / "run.lock").write_text(ELSEWHERE)
         with pytest.raises(CheckpointError, match="no longer this job's: held by process 5 on node17"):
             ours.check()
     assert (tmp_path / "run.lock").exists()  # theirs
 
 
-def test_signs_of_life(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.0)
-    with RunLock(tmp_path) as ours:
-        age(ours.path, 1000)
-        beaten = ours.path.stat().st_mtime_ns
-        while ours.path.stat().st_mtime_ns == beaten:  # the thread's next beat ends this
-            pass
+def test_a_directory_that_cannot_be_written(tmp_path):
+    with pytest.raises(CheckpointError, match="run.lock cannot be written: No such file or directory; choose another"):
+        RunLock(tmp_path / "none")
+    check_free(tmp_path / "none")
 
 
 def test_a_second_job_is_refused_and_changes_nothing(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lbpar.errors import CheckpointError, ConfigError
-from lbpar.train.json_text import dumps, write_report
+from lbpar.train.json_text import dumps, write_text
 from lbpar.train.metrics import MetricsWriter, read_metrics
 
 RECORDS = [
@@ -148,8 +148,7 @@ def test_a_full_disk_is_said_once_and_closing_does_not_hide_it(tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)
     message = "metrics.jsonl: cannot be written: No space left on device"
     with pytest.raises(CheckpointError, match=message), MetricsWriter(tmp_path, tensorboard=False) as writer:
-        for sink in writer._sinks:
-            os.dup2(full, sink._file.fileno())
+        os.dup2(full, writer._lines.fileno())
         writer.write({"step": 1, "loss": 0.5})
     os.close(full)
 
@@ -159,11 +158,12 @@ def test_unwritable_directory(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be written"):
         MetricsWriter(tmp_path / "file" / "run")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        write_report(tmp_path / "file" / "run", {})
+        write_text(tmp_path / "file" / "run" / "report.json", "{}")
 
 
 def test_report_is_valid_and_replaced_whole(tmp_path, monkeypatch):
-    path = write_report(tmp_path, {"loss": float("inf"), "shape": (1, np.int64(2)), "grid": {"N": 2}, "at": tmp_path})
+    path = tmp_path / "report.json"
+    write_text(path, dumps({"loss": float("inf"), "shape": (1, np.int64(2)), "grid": {"N": 2}, "at": tmp_path}))
     assert strict(path.read_text()) == {"loss": None, "shape": [1, 2], "grid": {"N": 2}, "at": str(tmp_path)}
 
     def broken(*_):
@@ -171,7 +171,7 @@ def test_report_is_valid_and_replaced_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", broken)
     with pytest.raises(CheckpointError, match="No space left"):
-        write_report(tmp_path, {"loss": 1.0})
+        write_text(path, "{}")
     assert strict(path.read_text())["loss"] is None
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
 

@@ -67,11 +67,9 @@ def test_bar_on_a_terminal():
     screen = Terminal()
     with Progress(4, stream=screen, label="epoch 1") as progress:
         progress.update(2, loss=0.5)
-        progress.message("saved")
         progress.update(2, loss=0.25)
     assert "\r" in screen.getvalue()
     assert "epoch 1" in screen.getvalue()
-    assert "saved" in screen.getvalue()
 
 
 def test_modes_override_the_terminal():
@@ -98,7 +96,6 @@ def test_disabled_is_silent():
         screen = Terminal()
         with Progress(1, stream=screen, **options) as progress:
             progress.update(loss=1.0)
-            progress.message("x")
         assert screen.getvalue() == ""
 
 
