@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lbpar.errors import ConfigError
-from lbpar.papers.collectives import Form, allgather_seconds, allreduce_seconds, reduce_scatter_seconds
+from lbpar.papers.collectives import Link
 
 Variant = Literal["X", "Y", "W"]
 
@@ -110,14 +110,11 @@ def best_choice(conv: Conv, group: int) -> Choice:
     return min(choices(conv, group), key=lambda c: c.words)
 
 
-def seconds(conv: Conv, choice: Choice, procs: int, alpha: float, beta: float, form: Form = "ring") -> float:
+def seconds(conv: Conv, choice: Choice, procs: int, link: Link) -> float:
     """Communication seconds of a training step: the variant's collectives and the segmented allreduce."""
     gc, gf = choice.channel_groups, choice.filter_groups
-    x, y = conv.input_words / gc, conv.output_words / gf
-    total = allgather_seconds(x, gf, alpha, beta, form) + reduce_scatter_seconds(x, gf, alpha, beta, form)
-    total += allgather_seconds(y, gc, alpha, beta, form) + reduce_scatter_seconds(y, gc, alpha, beta, form)
-    group = gc * gf
-    return total + allreduce_seconds(conv.weights / group, procs // group, alpha, beta, form)
+    activations = link.allgather(conv.input_words / gc, gf) + link.allgather(conv.output_words / gf, gc)
+    return 2 * activations + link.allreduce(conv.weights / (gc * gf), procs // (gc * gf))
 
 
 def extra_words(conv: Conv, choice: Choice) -> float:

@@ -13,14 +13,18 @@ available; the summed dimension is never cut. Blocks lie on devices 0, 1, ... in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import ConfigError
+from lbpar.layout.runs import block
+from lbpar.papers.networks import Layers
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,7 +32,8 @@ Kind = Literal["conv", "pool", "fc", "softmax", "concat", "add"]
 
 WORD = 4  # bytes
 DIMS = ("n", "h", "w", "c")
-Degrees = tuple[int, int, int, int]
+Degrees = tuple[int, ...]
+Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -39,25 +44,15 @@ class Layer:
     """
 
     kind: Kind
-    inputs: tuple[tuple[int, int, int], ...]
-    output: tuple[int, int, int]
+    inputs: tuple[Size, ...]
+    output: Size
     weights: int = 0
-    kernel: tuple[int, int] = (1, 1)
+    kernel: tuple[int, ...] = (1, 1)
     stride: int = 1
-    pad: tuple[int, int] = (0, 0)
+    pad: tuple[int, ...] = (0, 0)
 
 
-@dataclass
-class Graph:
-    """Layers by name, in order, and edges (producer, consumer, number of the consumer's input)."""
-
-    layers: dict[str, Layer] = field(default_factory=dict)
-    edges: list[tuple[str, str, int]] = field(default_factory=list)
-
-    @property
-    def weights(self) -> int:
-        """Parameters of the network, without biases."""
-        return sum(x.weights for x in self.layers.values())
+Graph = Layers[Layer]
 
 
 @dataclass(frozen=True)
@@ -96,12 +91,6 @@ class Machine:
         return self.inside if procs <= self.node else self.outside / self.node
 
 
-def blocks(extent: int, parts: int) -> Ints:
-    """Bounds of ``parts`` blocks of ``extent``, the first ones larger, shape (parts + 1,)."""
-    size, more = divmod(extent, parts)
-    return np.concatenate([[0], np.cumsum([size + (i < more) for i in range(parts)])]).astype(np.int64)
-
-
 def configurations(layer: Layer, batch: int, procs: int) -> list[Degrees]:
     """All degrees (n, h, w, c) of equal blocks on at most ``procs`` devices, in lexicographic order.
 
@@ -110,21 +99,19 @@ def configurations(layer: Layer, batch: int, procs: int) -> list[Degrees]:
     """
     h, w, c = layer.output
     by_input = layer.inputs[0][:2] if layer.kind == "pool" else (h, w)
-    limits: list[list[int]] = []
-    for extent, also in ((batch, batch), (h, by_input[0]), (w, by_input[1]), (1 if layer.kind == "concat" else c, 0)):
-        fits = range(1, min(extent, procs) + 1)
-        limits.append([d for d in fits if extent % d == 0 or (also and also % d == 0)])
-    ns, hs, ws, cs = limits
-    every = itertools.product(ns, hs, ws, cs)
-    return [d for d in every if d[0] * d[1] * d[2] * d[3] <= procs]
+    extents = ((batch, batch), (h, by_input[0]), (w, by_input[1]), (1 if layer.kind == "concat" else c, 0))
+    options = (
+        [d for d in range(1, min(extent, procs) + 1) if extent % d == 0 or (also and also % d == 0)]
+        for extent, also in extents
+    )
+    return [d for d in itertools.product(*options) if prod(d) <= procs]
 
 
 def _bounds(layer: Layer, batch: int, degrees: Degrees, procs: int) -> Ints:
     """Output block of each device, shape (procs, 4, 2); devices without a block have empty ones."""
-    cuts = [blocks(e, d) for e, d in zip((batch, *layer.output), degrees, strict=True)]
     out = np.zeros((procs, 4, 2), np.int64)
     for device, where in enumerate(itertools.product(*map(range, degrees))):
-        out[device] = [(cut[i], cut[i + 1]) for cut, i in zip(cuts, where, strict=True)]
+        out[device] = [block(0, e, d, i) for e, d, i in zip((batch, *layer.output), degrees, where, strict=True)]
     return out
 
 
@@ -153,7 +140,7 @@ def _volume(boxes: Ints) -> Floats:
     return np.clip(boxes[..., 1] - boxes[..., 0], 0, None).prod(axis=-1).astype(np.float64)
 
 
-def edge_bytes(producer: Layer, consumer: Layer, number: int, batch: int, have: Ints, need: Ints) -> Floats:
+def edge_bytes(have: Ints, need: Ints) -> Floats:
     """Bytes moved forward for each pair of configurations, from all the devices' held blocks and needed regions.
 
     ``have``: (k_u, procs, 4, 2), ``need``: (k_v, procs, 4, 2); returns shape (k_u, k_v).
@@ -229,34 +216,36 @@ def build_tables(graph: Graph, batch: int, procs: int, machine: Machine | None =
         raise ConfigError(f"optcnn: got batch {batch} on {procs} devices; expected positive numbers")
     machine = machine or Machine()
     speed = machine.bandwidth(procs)
-    options: dict[Layer, list[Degrees]] = {}
-    held: dict[Layer, Ints] = {}
-    nodes: dict[Layer, tuple[Floats, Floats]] = {}
-    for layer in graph.layers.values():
-        if layer in options:
-            continue
-        options[layer] = configurations(layer, batch, procs)
-        held[layer] = np.stack([_bounds(layer, batch, d, procs) for d in options[layer]])
-        compute = np.array([compute_seconds(layer, batch, d, machine) for d in options[layer]])
-        moved = np.array([sync_bytes(layer, d) for d in options[layer]])
-        replicas = np.array([d[0] * d[1] * d[2] for d in options[layer]])
-        shards = np.array([d[3] for d in options[layer]])
-        nodes[layer] = (compute + moved / (replicas * shards) / speed, moved)
-    pairs: dict[tuple[Layer, Layer, int], tuple[Floats, Floats]] = {}
-    edges: dict[tuple[str, str], tuple[Floats, Floats]] = {}
-    for a, b, number in graph.edges:
-        u, v = graph.layers[a], graph.layers[b]
-        if (u, v, number) not in pairs:
-            need = np.stack([_needs(v, number, bounds) for bounds in held[v]])
-            moved = 2 * edge_bytes(u, v, number, batch, held[u], need)
-            pairs[u, v, number] = (moved / (procs * speed), moved)
-        edges[a, b] = pairs[u, v, number]
+
+    @cache
+    def options(layer: Layer) -> list[Degrees]:
+        return configurations(layer, batch, procs)
+
+    @cache
+    def held(layer: Layer) -> Ints:
+        return np.stack([_bounds(layer, batch, d, procs) for d in options(layer)])
+
+    @cache
+    def node(layer: Layer) -> tuple[Floats, Floats]:
+        """Seconds and bytes."""
+        compute = np.array([compute_seconds(layer, batch, d, machine) for d in options(layer)])
+        moved = np.array([sync_bytes(layer, d) for d in options(layer)])
+        return compute + moved / np.array([prod(d) for d in options(layer)]) / speed, moved
+
+    @cache
+    def edge(u: Layer, v: Layer, number: int) -> tuple[Floats, Floats]:
+        moved = 2 * edge_bytes(held(u), np.stack([_needs(v, number, bounds) for bounds in held(v)]))
+        return moved / (procs * speed), moved
+
+    layers = graph.layers
+    nodes = {n: node(x) for n, x in layers.items()}
+    edges = {(a, b): edge(layers[a], layers[b], number) for a, b, number in graph.edges}
     return Tables(
-        {n: options[x] for n, x in graph.layers.items()},
-        {n: nodes[x][0] for n, x in graph.layers.items()},
-        {e: t[0] for e, t in edges.items()},
-        {n: nodes[x][1] for n, x in graph.layers.items()},
-        {e: t[1] for e, t in edges.items()},
+        {n: options(x) for n, x in layers.items()},
+        {n: seconds for n, (seconds, _) in nodes.items()},
+        {e: seconds for e, (seconds, _) in edges.items()},
+        {n: moved for n, (_, moved) in nodes.items()},
+        {e: moved for e, (_, moved) in edges.items()},
     )
 
 
@@ -266,8 +255,8 @@ def uniform(tables: Tables, letters: str, procs: int) -> dict[str, Degrees]:
     for name, degrees in tables.degrees.items():
         axes = [DIMS.index(letter) for letter in letters]
         pure = [[d for d in degrees if all(x == 1 for i, x in enumerate(d) if i != axis)] for axis in axes]
-        best = [max(options, key=lambda d: d[0] * d[1] * d[2] * d[3]) for options in pure]
-        out[name] = max(best, key=lambda d: d[0] * d[1] * d[2] * d[3])
+        best = [max(options, key=prod) for options in pure]
+        out[name] = max(best, key=prod)
     return out
 
 
@@ -287,6 +276,6 @@ def one_weird_trick(graph: Graph, tables: Tables, procs: int) -> dict[str, Degre
     return {n: model[n] if x.kind in ("fc", "softmax") else data[n] for n, x in graph.layers.items()}
 
 
-def total_bytes(layers: Sequence[Layer], procs: int) -> float:
+def total_bytes(layers: Iterable[Layer], procs: int) -> float:
     """Bytes of pure data parallelism in a step: every replica sends and receives all parameters, 2 p |W| words."""
     return sum(sync_bytes(x, (procs, 1, 1, 1)) for x in layers)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lbpar.errors import ConfigError
-from lbpar.papers.collectives import allgather_seconds, allreduce_seconds
+from lbpar.papers.collectives import Link
 from lbpar.papers.records import LayerRecord
 
 
@@ -43,6 +43,11 @@ class Setting:
         """Steps per epoch."""
         return self.data / self.batch
 
+    @property
+    def ring(self) -> Link:
+        """Ring collectives of elements."""
+        return Link(self.alpha, self.beta * self.item, "ring")
+
 
 @dataclass(frozen=True)
 class Price:
@@ -70,7 +75,7 @@ def data_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
 def spatial_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
     """Height and width over ``p`` processes: halos of x forward and of dy backward."""
     _check(p)
-    halos = sum(2 * s.alpha + s.batch * (x.halo_x + x.halo_y) * s.item * s.beta for x in layers)
+    halos = sum(s.ring.message(s.batch * x.halo_x) + s.ring.message(s.batch * x.halo_y) for x in layers)
     memory = 2 * s.item * sum(s.batch * (x.x + x.y) / p + x.w for x in layers)
     return Price(s.steps * (_sum_weights(layers, s, p) + 2 * halos), memory, min(x.spatial for x in layers))
 
@@ -100,7 +105,7 @@ def pipeline_parallel(stages: Sequence[Sequence[Layer]], s: Setting, segments: i
     """One stage of consecutive layers per process, the mini-batch in ``segments`` pieces."""
     p = len(stages)
     _check(p, segments)
-    slowest = max(s.alpha + s.batch / segments * stage[-1].y * s.item * s.beta for stage in stages)
+    slowest = max(s.ring.message(s.batch / segments * stage[-1].y) for stage in stages)
     memory = 2 * s.item * max(sum(s.batch * (x.x + x.y) + x.w for x in stage) for stage in stages)
     return Price(2 * s.data * (p + segments - 2) / s.batch * slowest, memory, sum(map(len, stages)))
 
@@ -112,9 +117,9 @@ def _check(*procs: int) -> None:
 
 def _sum_weights(layers: Sequence[Layer], s: Setting, p: int, parts: int = 1) -> float:
     """Ring allreduce over ``p`` processes of one of ``parts`` parts of the weights."""
-    return allreduce_seconds(sum(x.w for x in layers) * s.item / parts, p, s.alpha, s.beta, "ring")
+    return s.ring.allreduce(sum(x.w for x in layers) / parts, p)
 
 
 def _exchange(layers: Sequence[Layer], s: Setting, samples: float, p: int) -> float:
     """3 (p - 1) (alpha + B |y| item beta / p) for every layer but the last: an allgather and an allreduce of y."""
-    return sum(3 * allgather_seconds(samples * x.y * s.item, p, s.alpha, s.beta, "ring") for x in layers[:-1])
+    return sum(3 * s.ring.allgather(samples * x.y, p) for x in layers[:-1])

@@ -5,22 +5,24 @@ operations of the device. There is no latency, and convolutions are never split 
 split factor per loop dimension; the product is at most the number of processes.
 
 Vertices of the same shape share one table of configurations and costs, and edges between the same shapes share one
-matrix, stored by the distinct splits of the tensor (:class:`Matrix`).
+matrix, stored by the distinct splits of the tensor (an `EdgeTable`).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import ConfigError
+from lbpar.papers.networks import Layers
+from lbpar.solver.search import EdgeTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,7 +60,7 @@ class Vertex:
     output: tuple[int, ...]
     writes: str
     whole: str = ""
-    window: tuple[int, int] = (1, 1)
+    window: tuple[int, ...] = (1, 1)
     pointwise: int = 0
 
 
@@ -86,15 +88,10 @@ class Machine:
         return self.flops_per_word * 2.0 * (procs - 1) * words / procs
 
 
-@dataclass
-class Graph:
-    """Vertices by name, in order, and edges (producer, consumer, number of the consumer's input)."""
-
-    vertices: dict[str, Vertex] = field(default_factory=dict)
-    edges: list[tuple[str, str, int]] = field(default_factory=list)
+Graph = Layers[Vertex]
 
 
-@functools.cache
+@cache
 def _divisors(n: int) -> tuple[int, ...]:
     """Divisors of ``n`` in increasing order."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
@@ -250,21 +247,12 @@ def _distinct(splits: Ints, procs: int) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
-    """Edge costs by class: the cost of (cu, cv) is ``table[rows[cu], columns[cv]]``."""
-
-    table: Floats
-    rows: Ints
-    columns: Ints
-
-
-@dataclass(frozen=True, eq=False)
 class Tables:
-    """Everything a search needs: per vertex its configurations (k, loops) and costs (k,), per edge a :class:`Matrix`."""
+    """Everything a search needs: per vertex its configurations (k, loops) and costs (k,), per edge a matrix."""
 
     configurations: dict[str, Ints]
     nodes: dict[str, Floats]
-    edges: dict[tuple[str, str], Matrix]
+    edges: dict[tuple[str, str], EdgeTable]
 
     def row(self, name: str, configuration: Sequence[int]) -> int:
         """Number of a configuration of vertex ``name``."""
@@ -288,35 +276,31 @@ def build_tables(graph: Graph, procs: int, machine: Machine | None = None) -> Ta
     if procs < 1:
         raise ConfigError(f"pase: got {procs} processes; expected at least 1")
     machine = machine or Machine()
-    shapes: dict[Vertex, tuple[Ints, Floats]] = {}
-    splits: dict[tuple[Vertex, str], tuple[Ints, Ints]] = {}
-    matrices: dict[tuple[Vertex, Vertex, int], Matrix] = {}
     tables: dict[tuple[tuple[int, ...], int, int], Floats] = {}
     distinct: dict[bytes, Ints] = {}
 
-    def split(vertex: Vertex, letters: str) -> tuple[Ints, Ints]:
-        """Distinct splits of a tensor of ``vertex``, and which of them each configuration has."""
-        key = (vertex, letters)
-        if key not in splits:
-            found, index = _distinct(tensor_splits(vertex, shapes[vertex][0], letters), procs)
-            same = distinct.setdefault(found.tobytes() + bytes([found.shape[1]]), found)
-            splits[key] = (same, index)
-        return splits[key]
+    @cache
+    def rows(vertex: Vertex) -> Ints:
+        return vertex_configurations(vertex, procs, machine.cutoff)
 
-    for vertex in graph.vertices.values():
-        if vertex not in shapes:
-            rows = vertex_configurations(vertex, procs, machine.cutoff)
-            shapes[vertex] = (rows, node_costs(vertex, rows, machine))
-    edges: dict[tuple[str, str], Matrix] = {}
-    for producer, consumer, number in graph.edges:
-        u, v = graph.vertices[producer], graph.vertices[consumer]
-        if (u, v, number) not in matrices:
-            have, rows = split(u, u.writes)
-            need, columns = split(v, v.reads)
-            key = (u.output, id(have), id(need))
-            if key not in tables:
-                tables[key] = edge_costs(u.output, have, need, machine)
-            matrices[u, v, number] = Matrix(tables[key], rows, columns)
-        edges[producer, consumer] = matrices[u, v, number]
-    names = graph.vertices.items()
-    return Tables({n: shapes[v][0] for n, v in names}, {n: shapes[v][1] for n, v in names}, edges)
+    @cache
+    def costs(vertex: Vertex) -> Floats:
+        return node_costs(vertex, rows(vertex), machine)
+
+    @cache
+    def splits(vertex: Vertex, letters: str) -> tuple[Ints, Ints]:
+        """Distinct splits of a tensor of ``vertex``, and which of them each configuration has."""
+        found, index = _distinct(tensor_splits(vertex, rows(vertex), letters), procs)
+        return distinct.setdefault(found.tobytes() + bytes([found.shape[1]]), found), index
+
+    @cache
+    def edge(u: Vertex, v: Vertex) -> EdgeTable:
+        (have, classes), (need, columns) = splits(u, u.writes), splits(v, v.reads)
+        key = (u.output, id(have), id(need))
+        if key not in tables:
+            tables[key] = edge_costs(u.output, have, need, machine)
+        return EdgeTable(tables[key], classes, columns)
+
+    layers = graph.layers
+    edges = {(a, b): edge(layers[a], layers[b]) for a, b, _ in graph.edges}
+    return Tables({n: rows(v) for n, v in layers.items()}, {n: costs(v) for n, v in layers.items()}, edges)

@@ -24,6 +24,11 @@ class Panel:
     first: int
     seconds: tuple[float, ...]
 
+    @property
+    def grids(self) -> list[tuple[int, int]]:
+        """Pr x Pc of the bars, left to right."""
+        return [(self.first << i, self.procs // (self.first << i)) for i in range(len(self.seconds))]
+
 
 # Gholami et al., Figures 6, 7, 9, 10 [F].
 GHOLAMI_PANELS = (

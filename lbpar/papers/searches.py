@@ -6,26 +6,19 @@ go to JSON as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from lbpar.errors import ConfigError
 from lbpar.papers import gholami, optcnn, pase
-from lbpar.papers.collectives import Form
+from lbpar.papers.collectives import Link
 from lbpar.papers.optcnn_models import optcnn_graph
 from lbpar.papers.pase_models import pase_graph
 from lbpar.papers.records import LayerRecord
 from lbpar.solver.run import Solution
-from lbpar.solver.search import EdgeTable, minimise
-
-
-def search_tables(
-    nodes: Mapping[str, pase.Floats], edges: Mapping[tuple[str, str], pase.Matrix], states_limit: int = 1_000_000_000
-) -> Solution:
-    """Minimise a model's tables; equal edges stay one object, so that the search shares the work."""
-    made = {id(m): EdgeTable(m.table, m.rows, m.columns) for m in edges.values()}
-    return minimise(nodes, {e: made[id(m)] for e, m in edges.items()}, states_limit=states_limit)
+from lbpar.solver.search import minimise
 
 
 def pase_search(
@@ -33,7 +26,7 @@ def pase_search(
 ) -> tuple[pase.Tables, Solution]:
     """Tables of one of the prototype's networks and their optimum."""
     tables = pase.build_tables(pase_graph(model, batch), procs, machine)
-    return tables, search_tables(tables.nodes, tables.edges)
+    return tables, minimise(tables.nodes, tables.edges)
 
 
 def optcnn_search(
@@ -78,7 +71,7 @@ def price_pase(
     graph = pase_graph(model_name, batch)
     tables, found = pase_search(model_name, batch, procs, machine)
     layers = []
-    for name, vertex in graph.vertices.items():
+    for name, vertex in graph.layers.items():
         rows, chosen = tables.configurations[name], found.choice[name]
         ways = dict(zip(vertex.loops, map(int, rows[chosen]), strict=True))
         cost = float(tables.nodes[name][chosen])
@@ -117,12 +110,10 @@ def price_gholami(
     batch: int,
     grid: tuple[int, int] | None = None,
     procs: int | None = None,
-    alpha: float = gholami.ALPHA,
-    beta: float = gholami.BETA,
+    link: Link = gholami.CORI,
     *,
     scope: Literal["all", "fc"] = "all",
     domain: Collection[str] = (),
-    form: Form = "log",
     images: int = gholami.IMAGES,
 ) -> dict[str, Any]:
     """Communication seconds of a network on a Pr x Pc grid by equations (8) and (9) of Gholami et al.
@@ -132,10 +123,9 @@ def price_gholami(
     layers : records of the layers with weights.
     batch : global mini-batch, samples.
     grid : (Pr, Pc); None: the best grid of ``procs`` processes. One of the two must be given.
-    alpha, beta : seconds per message and per word (4 bytes).
+    link : seconds per message and per word (4 bytes), with the form of the latency.
     scope : "all" puts every layer on the grid; "fc" only the fully connected ones, convolutions being pure batch.
     domain : names of layers whose Pr processes split space instead of weights (equation (9)).
-    form : latency form, "log" (the paper's), "ring" or "tree".
     images : samples of an epoch.
 
     Returns
@@ -164,11 +154,10 @@ def price_gholami(
     if unknown:
         raise ConfigError(f"gholami: no layer {min(unknown)!r}; layers are {', '.join(x.name for x in layers)}")
 
-    def on(pr: int, pc: int) -> dict[str, tuple[int, int]]:
-        return gholami.fc_only(layers, pr, pc) if scope == "fc" else {x.name: (pr, pc) for x in layers}
+    on = partial(gholami.fc_only if scope == "fc" else gholami.one_grid, layers)
 
     def seconds(pr: int, pc: int) -> gholami.Terms:
-        return gholami.by_layer(layers, batch, on(pr, pc), domain, alpha, beta, form)
+        return gholami.by_layer(layers, batch, on(pr, pc), domain, link)
 
     ranking = sorted(((seconds(pr, pc).total, pr, pc) for pr, pc in gholami.grids(count)))
     pr, pc = grid or ranking[0][1:]
@@ -176,8 +165,8 @@ def price_gholami(
     rows = []
     for x in layers:
         shape = on(pr, pc)[x.name]
-        terms = gholami.layer_terms(x, batch, *shape, x.name in domain, alpha, beta, form)
-        rows.append({"name": x.name, "kind": x.kind, "grid": list(shape), **asdict(terms), "total": terms.total})
+        terms = gholami.layer_terms(x, batch, *shape, x.name in domain, link)
+        rows.append({"name": x.name, "kind": x.kind, "grid": list(shape), **_seconds(terms)})
     terms = seconds(pr, pc)
     return {
         "cost": "gholami",
@@ -185,14 +174,16 @@ def price_gholami(
         "batch": batch,
         "procs": count,
         "grid": [pr, pc],
-        "alpha": alpha,
-        "beta": beta,
-        "form": form,
+        **asdict(link),
         "scope": scope,
         "unit": "seconds",
-        "step": {**asdict(terms), "total": terms.total},
-        "epoch": {k: v * steps for k, v in {**asdict(terms), "total": terms.total}.items()},
+        "step": _seconds(terms),
+        "epoch": {k: v * steps for k, v in _seconds(terms).items()},
         "batch_parallel_ratio": seconds(1, count).total / terms.total if terms.total else 1.0,
         "layers": rows,
         "grids": [{"grid": [a, b], "step": s, "epoch": s * steps} for s, a, b in ranking],
     }
+
+
+def _seconds(terms: gholami.Terms) -> dict[str, float]:
+    return {**asdict(terms), "total": terms.total}

@@ -28,7 +28,7 @@ from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
 from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss, make_loss
-from lbpar.papers.layers import layer_records
+from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
 from lbpar.plan.candidates import MOST_AXES
 from lbpar.plan.choose import Choice, Settings, choose_plan

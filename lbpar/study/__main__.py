@@ -35,12 +35,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_papers(out: Path) -> int:
     """The `papers` command."""
-    from lbpar.study.papers import write_papers
+    from lbpar.study.papers import summary, write_papers
 
     counts = write_papers(out)
-    print(
-        f"{counts['agree']} of {counts['rows']} published values agree; {counts['figures']} figures; see {out / 'index.html'}"
-    )
+    print(f"{summary(counts)}; {counts['figures']} figures; see {out / 'index.html'}")
     for name in counts["differ"]:
         print(f"  differs: {name}")
     for name in counts["slow"]:

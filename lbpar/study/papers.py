@@ -42,8 +42,7 @@ def write_papers(out: Path) -> dict[str, Any]:
     (out / "index.md").write_text(markdown(sections, figures))
     (out / "index.html").write_text(page(sections, figures))
     return {
-        "rows": len(every),
-        "agree": sum(row.agrees for row in every),
+        **_counts(every),
         "differ": [row.id for row in every if not row.agrees and not row.timing],
         "slow": [row.id for row in every if not row.agrees and row.timing],
         "figures": sum(map(len, figures.values())),
@@ -64,15 +63,28 @@ def cells(row: Row) -> list[str]:
     error = row.relative_error
     wanted = "at most" if row.better else ("equal" if row.tolerance is None else f"{100 * row.tolerance:.3g} %")
     difference = "" if error is None else f"{100 * error:+.2f} %"
-    return [row.id, show(row.paper), show(row.ours), difference, wanted, row.tag, "yes" if row.agrees else "NO"]
+    agrees = ("fitted" if row.fitted else "yes") if row.agrees else "NO"
+    return [row.id, show(row.paper), show(row.ours), difference, wanted, row.tag, agrees]
 
 
 HEADS = ["id", "paper", "ours", "difference", "wanted", "tag", "agrees"]
 
 
+def _counts(rows: list[Row]) -> dict[str, int]:
+    """How many values there are and how many agree, those that constants were fitted to apart."""
+    free, fitted = ([row for row in rows if row.fitted is f] for f in (False, True))
+    agree, agree_fitted = (sum(row.agrees for row in part) for part in (free, fitted))
+    return {"rows": len(free), "agree": agree, "fitted": len(fitted), "fitted_agree": agree_fitted}
+
+
+def summary(counts: dict[str, Any]) -> str:
+    """The counts as a sentence."""
+    text = "{agree} of {rows} published values agree; {fitted_agree} of {fitted} more agree because constants were fitted to them"
+    return text.format(**counts)
+
+
 def _summary(sections: dict[str, list[Row]]) -> str:
-    every = [row for rows in sections.values() for row in rows]
-    return f"{sum(r.agrees for r in every)} of {len(every)} published values agree."
+    return summary(_counts([row for rows in sections.values() for row in rows])) + "."
 
 
 def markdown(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> str:

@@ -12,10 +12,11 @@ import resource
 import statistics
 import time
 
+from lbpar.graph.models.registry import build_model
 from lbpar.papers import published
 from lbpar.papers.pase import Machine, build_tables
-from lbpar.papers.pase_models import MODELS, pase_graph, pase_resnet101
-from lbpar.papers.searches import search_tables
+from lbpar.papers.pase_models import MODELS, from_graph, pase_graph
+from lbpar.solver.search import minimise
 
 
 def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
@@ -25,7 +26,7 @@ def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
         start = clock()
         tables = build_tables(pase_graph(model, batch), procs)
         middle = clock()
-        found = search_tables(tables.nodes, tables.edges)
+        found = minimise(tables.nodes, tables.edges)
         building.append(middle - start)
         searching.append(clock() - middle)
     return {"build": statistics.median(building), "search": statistics.median(searching), "found": found}
@@ -33,14 +34,14 @@ def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
 
 def measure_wide(procs: int, batch: int, clock) -> dict:
     """ResNet-101 on 256 x 256 images with every loop of every convolution split by any divisor, space included."""
-    graph = pase_resnet101(batch, 256)
-    for name, vertex in graph.vertices.items():
+    graph = from_graph(build_model("resnet101", input=(256, 256, 3)), batch)
+    for name, vertex in graph.layers.items():
         if vertex.kind == "conv":
-            graph.vertices[name] = dataclasses.replace(vertex, whole="")
+            graph.layers[name] = dataclasses.replace(vertex, whole="")
     start = clock()
     tables = build_tables(graph, procs, Machine(cutoff=1))
     middle = clock()
-    found = search_tables(tables.nodes, tables.edges)
+    found = minimise(tables.nodes, tables.edges)
     end = clock()
     most = max(map(len, tables.configurations.values()))
     return {"build": middle - start, "search": end - middle, "found": found, "most": most}

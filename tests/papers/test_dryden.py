@@ -7,6 +7,7 @@ import pytest
 
 from lbpar.errors import ConfigError
 from lbpar.papers import dryden
+from lbpar.papers.collectives import Link
 
 
 class Counter:
@@ -111,7 +112,7 @@ def test_seconds_and_buffers():
     assert dryden.extra_words(conv, y) == conv.input_words
     assert dryden.extra_words(conv, w) == conv.input_words / 2 + conv.output_words / 2
     for choice in (x, y, w):
-        bandwidth = dryden.seconds(conv, choice, 8, 0.0, 1.0)
+        bandwidth = dryden.seconds(conv, choice, 8, Link(0.0, 1.0, "ring"))
         assert bandwidth == pytest.approx(choice.words + dryden.volume_allreduce(conv, 8, 4))
-    assert dryden.seconds(conv, w, 8, 1.0, 0.0) == pytest.approx(4 * 1 + 2 * 1)
-    assert dryden.seconds(conv, x, 8, 1.0, 0.0) == pytest.approx(2 * 3 + 2 * 1)
+    assert dryden.seconds(conv, w, 8, Link(1.0, 0.0, "ring")) == pytest.approx(4 * 1 + 2 * 1)
+    assert dryden.seconds(conv, x, 8, Link(1.0, 0.0, "ring")) == pytest.approx(2 * 3 + 2 * 1)

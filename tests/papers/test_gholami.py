@@ -9,10 +9,19 @@ import pytest
 from lbpar.errors import ConfigError
 from lbpar.papers import gholami as g
 from lbpar.papers import published
-from lbpar.papers.collectives import allgather_seconds, allreduce_seconds
-from lbpar.papers.records import LayerRecord, alexnet, total_weights, vgg16
+from lbpar.papers.collectives import Link
+from lbpar.papers.networks import vgg16
+from lbpar.papers.records import LayerRecord, layer_records
 
-ALEXNET = alexnet()
+ALEXNET = g.alexnet()
+
+
+def total_weights(layers):
+    return sum(x.weights for x in layers)
+
+
+def on_grid(layers, batch, pr, pc, domain=(), link=g.CORI):
+    return g.by_layer(layers, batch, g.one_grid(layers, pr, pc), domain, link)
 
 
 def test_alexnet_constants():
@@ -22,12 +31,12 @@ def test_alexnet_constants():
     assert total_weights(x for x in ALEXNET if x.kind == "conv") == g.W_CONV
     assert sum(sum(g.halo_words(x)) for x in ALEXNET if x.kind == "conv") == 75_437
     assert g.S_FC == 29_696
-    assert round(total_weights(vgg16()) / 1e6, 1) == 138.3
+    assert round(total_weights(layer_records(vgg16())) / 1e6, 1) == 138.3
 
 
 def test_literal_equation_8_on_one_grid_to_the_printed_digits():
     for procs, expected in published.GHOLAMI_LITERAL_SAME.items():
-        ours = [g.IMAGES / 2048 * g.integrated(ALEXNET, 2048, pr, pc).total for pr, pc in g.grids(procs)]
+        ours = [g.IMAGES / 2048 * on_grid(ALEXNET, 2048, pr, pc).total for pr, pc in g.grids(procs)]
         assert tuple(round(s, 2) for s in ours) == expected
 
 
@@ -54,7 +63,7 @@ def test_recipe_gives_every_bar_within_five_percent():
     for panel in published.GHOLAMI_PANELS:
         for i, seconds in enumerate(panel.seconds):
             pr = panel.first << i
-            ours = g.recipe_epoch_seconds(panel.figure, panel.batch, pr, panel.procs // pr)
+            ours = g.recipe_terms(panel.figure, panel.batch, pr, panel.procs // pr).total
             errors.append(abs(ours / seconds - 1))
     assert len(errors) == 84
     assert max(errors) < 0.05
@@ -66,7 +75,7 @@ def test_recipe_gives_the_printed_speed_ups(row):
     first = 4 if (row.figure, row.procs) == ("10", 2048) else 1
     compute = g.compute_epoch_seconds(row.batch, row.procs)
     seconds = {
-        pr: g.recipe_epoch_seconds(row.figure, row.batch, pr, row.procs // pr)
+        pr: g.recipe_terms(row.figure, row.batch, pr, row.procs // pr).total
         for pr in (first << i for i in range(8))
         if row.procs % pr == 0
     }
@@ -89,25 +98,29 @@ def test_figure_8_overlap():
 def test_equations_3_4_6_7_by_hand():
     layer = LayerRecord("c", "conv", (8, 10, 3), (8, 9, 5), (3, 5), 225)
     a, b, batch, p = 2.0, 0.5, 12, 6
-    assert g.model_seconds([layer], batch, p, a, b) == pytest.approx(3 * (a * 3 + b * 12 * 5 / 6 * 360))
-    assert g.batch_seconds([layer], p, a, b) == pytest.approx(2 * (a * 3 + b * 5 / 6 * 225))
-    assert g.redistribution_seconds(layer, batch, p, a, b) == pytest.approx(a * 3 + b * 12 * 5 / 6 * 360)
+    link = Link(a, b)
+    model = on_grid([layer], batch, p, 1, link=link)
+    assert model.total == model.model == pytest.approx(3 * (a * 3 + b * 12 * 5 / 6 * 360))
+    weights = 2 * (a * 3 + b * 5 / 6 * 225)
+    data = on_grid([layer], batch, 1, p, link=link)
+    assert data.total == data.batch == pytest.approx(weights)
+    assert g.redistribution_seconds(layer, batch, p, link) == pytest.approx(a * 3 + b * 12 * 5 / 6 * 360)
     halos = (a + b * 12 * 10 * 3 * 1) + (a + b * 12 * 9 * 5 * 2)
-    assert g.domain_seconds([layer], batch, p, a, b) == pytest.approx(halos + 2 * (a * 3 + b * 5 / 6 * 225))
+    domain = on_grid([layer], batch, p, 1, {"c"}, link)
+    assert (domain.model, domain.batch, domain.domain) == pytest.approx((0, weights, halos))
 
 
-def test_equations_8_and_9_have_3_4_and_7_as_limits():
-    fc, rest = [x for x in ALEXNET if x.kind == "fc"], [x for x in ALEXNET if x.kind == "conv"]
-    assert g.integrated(ALEXNET, 256, 1, 16).total == pytest.approx(g.batch_seconds(ALEXNET, 16))
-    assert g.integrated(ALEXNET, 256, 16, 1).total == pytest.approx(g.model_seconds(ALEXNET, 256, 16))
-    both = g.mixed(ALEXNET, 256, 16, 1, {x.name for x in rest})
-    assert both.total == pytest.approx(g.domain_seconds(rest, 256, 16) + g.model_seconds(fc, 256, 16))
-    assert both.model == pytest.approx(g.model_seconds(fc, 256, 16))
+def test_layers_on_grids_of_their_own_add_up():
+    rest = {x.name for x in ALEXNET if x.kind == "conv"}
+    both = on_grid(ALEXNET, 256, 16, 1, rest)
+    parts = [on_grid([x], 256, 16, 1, rest) for x in ALEXNET]
+    assert both.total == pytest.approx(sum(t.total for t in parts))
+    assert both.model == pytest.approx(sum(t.total for t, x in zip(parts, ALEXNET, strict=True) if x.kind == "fc"))
 
 
 def test_redistribution_is_at_most_a_third_of_the_model_step():
     for layer in ALEXNET:
-        assert g.redistribution_seconds(layer, 64, 8) <= g.model_seconds([layer], 64, 8) / 3 * (1 + 1e-12)
+        assert g.redistribution_seconds(layer, 64, 8) <= on_grid([layer], 64, 8, 1).model / 3 * (1 + 1e-12)
 
 
 def test_crossover_of_the_papers_example():
@@ -119,20 +132,21 @@ def test_crossover_of_the_papers_example():
 
 @pytest.mark.parametrize(("form", "steps"), [("log", 4), ("ring", 12)])
 def test_latency_forms(form, steps):
-    assert allgather_seconds(26, 13, 1.0, 0.5, form) == pytest.approx(steps + 0.5 * 24)
-    assert allreduce_seconds(26, 13, 1.0, 0.5, form) == pytest.approx(2 * (steps + 0.5 * 24))
+    link = Link(1.0, 0.5, form)
+    assert link.allgather(26, 13) == pytest.approx(steps + 0.5 * 24)
+    assert link.allreduce(26, 13) == pytest.approx(2 * (steps + 0.5 * 24))
 
 
 def test_tree_allreduce_and_one_process():
-    assert allreduce_seconds(26, 13, 1.0, 0.5, "tree") == pytest.approx(4 * (1 + 13))
+    assert Link(1.0, 0.5, "tree").allreduce(26, 13) == pytest.approx(4 * (1 + 13))
     for form in ("log", "ring", "tree"):
-        assert allreduce_seconds(26, 1, 1.0, 0.5, form) == 0
-    ring = g.integrated(ALEXNET, 64, 4, 16, 1.0, 0.0, "ring").total
+        assert Link(1.0, 0.5, form).allreduce(26, 1) == 0
+    ring = on_grid(ALEXNET, 64, 4, 16, link=Link(1.0, 0.0, "ring")).total
     assert ring == pytest.approx(8 * (3 * 3 + 2 * 15)) and math.isfinite(ring)
 
 
 def test_bad_arguments_are_named():
     with pytest.raises(ConfigError, match="batch 0 on a grid 2x2"):
-        g.integrated(ALEXNET, 0, 2, 2)
+        on_grid(ALEXNET, 0, 2, 2)
     with pytest.raises(ConfigError, match="'star'"):
-        g.batch_seconds(ALEXNET, 4, form="star")
+        Link(1.0, 1.0, "star")

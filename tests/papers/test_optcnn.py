@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lbpar.errors import ConfigError
+from lbpar.graph.builder import GraphBuilder
 from lbpar.papers import optcnn, published
-from lbpar.papers.optcnn_models import MODELS, Builder, optcnn_graph
+from lbpar.papers.optcnn_models import MODELS, from_graph, optcnn_graph
 from lbpar.papers.reduction import eliminate_to_k, fold
 from lbpar.papers.searches import optcnn_search
 
@@ -46,12 +47,12 @@ def test_layer_counts():
 def test_data_parallel_volumes(name):
     graph = optcnn_graph(name)
     for procs, gib in published.OPTCNN_DATA_VOLUME[name].items():
-        ours = optcnn.total_bytes(list(graph.layers.values()), procs) / 2**30
+        ours = optcnn.total_bytes(graph.layers.values(), procs) / 2**30
         assert ours == pytest.approx(gib, rel=0.02 if gib < 9 else 0.035)
     tables = optcnn.build_tables(graph, 64, 2) if name == "vgg16" else None
     if tables is not None:  # the strategy's volume is the closed form: cutting along samples moves no activation
         choice = tables.choose(optcnn.data_parallel(tables, 2))
-        assert tables.moved(choice) == pytest.approx(optcnn.total_bytes(list(graph.layers.values()), 2))
+        assert tables.moved(choice) == pytest.approx(optcnn.total_bytes(graph.layers.values(), 2))
 
 
 def test_optimum_beats_the_named_strategies():
@@ -77,7 +78,7 @@ def wanted(layer, number, elements):
     offset = sum(s[2] for s in layer.inputs[:number])
     out = set()
     for n, i, j, k in elements:
-        if layer.kind == "fc":
+        if layer.kind in ("fc", "softmax"):
             out |= set(itertools.product([n], range(h), range(w), range(c)))
         elif layer.kind == "concat":
             out |= {(n, i, j, k - offset)} if offset <= k < offset + c else set()
@@ -91,16 +92,15 @@ def wanted(layer, number, elements):
 
 
 def test_edge_volumes_count_the_elements_that_are_missing():
-    g = Builder(8)
-    a = g.conv("", 4, 3, 1, 1, name="a")
-    b = g.conv(a, 2, 3, 2, 1, name="b")
-    p = g.pool(a, 3, 2, 1, name="p")
-    g.fc(g.concat([b, p]), 4, name="f")
+    g = GraphBuilder((8, 8, 3))
+    a = g.conv(g.input, 4, 3, 1, 1)
+    b, p = g.conv(a, 2, 3, 2, 1), g.max_pool(a, 3, 2, 1)
+    graph = from_graph(g.build(g.linear(g.flatten(g.concat([b, p])), 4)))
     procs, batch = 4, 2
-    tables = optcnn.build_tables(g.graph, batch, procs)
+    tables = optcnn.build_tables(graph, batch, procs)
     checked = 0
-    for producer, consumer, number in g.graph.edges:
-        u, v = g.graph.layers[producer], g.graph.layers[consumer]
+    for producer, consumer, number in graph.edges:
+        u, v = graph.layers[producer], graph.layers[consumer]
         for i, du in enumerate(tables.degrees[producer]):
             have = owned(u, batch, du) + [set()] * procs
             for j, dv in list(enumerate(tables.degrees[consumer]))[::2]:

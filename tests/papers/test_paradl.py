@@ -6,7 +6,7 @@ import pytest
 
 from lbpar.errors import ConfigError
 from lbpar.papers import paradl
-from lbpar.papers.records import alexnet
+from lbpar.papers.gholami import alexnet
 
 LAYERS = [
     paradl.Layer(x=300, y=400, w=27, halo_x=10, halo_y=12, filters=16, channels=3, spatial=64),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lbpar.errors import ConfigError
+from lbpar.graph.builder import GraphBuilder
 from lbpar.papers import pase, published
-from lbpar.papers.pase_models import Builder, Tensor, pase_graph
+from lbpar.papers.pase_models import from_graph, pase_graph
 from lbpar.papers.searches import pase_search
 
 
@@ -75,31 +76,30 @@ def test_edge_cost_by_hand():
 
 def test_linear_and_convolution_costs_by_hand():
     machine = pase.Machine()
-    g = Builder()
-    x = g.conv(Tensor(None, (8, 4, 10, 10)), 16, 3, pad=1, relu=True, name="conv")
-    vertex = g.graph.vertices["conv"]
+    g = GraphBuilder((10, 10, 4))
+    x = g.relu(g.conv(g.input, 16, 3, pad=1, name="conv"))
+    graph = from_graph(g.build(g.linear(g.global_avg_pool(x), 8, name="fc")), 8)
+    vertex = graph.layers["conv"]
     (cost,) = pase.node_costs(vertex, np.array([[2, 2, 1, 1, 1, 1, 4]]), machine)
     m, n, k = 4 * 100, 4, 2 * 9
     reductions = m * n / 2 * 2 * 1 + m * k / 4 * 2 * 3 + n * k / 2 * 2 * 1
     assert cost == 3 * m * n * k + 3 * m * n + 5000 * reductions
-    g.linear(g.mean(x), 8, name="fc")
-    (cost,) = pase.node_costs(g.graph.vertices["fc"], np.array([[2, 1, 4]]), machine)
+    (cost,) = pase.node_costs(graph.layers["fc"], np.array([[2, 1, 4]]), machine)
     assert cost == 3 * 4 * 8 * 4 + 5000 * (4 * 8 / 4 * 2 * 3 + 8 * 4 / 2 * 2 * 1)
 
 
 def test_pooling_halo_norm_and_softmax_by_hand():
     machine = pase.Machine(tflops=1, gbps=8)
-    g = Builder()
-    x = g.pool(Tensor(None, (4, 2, 16, 16)), 3, 1, 1, name="pool")
-    (cost,) = pase.node_costs(g.graph.vertices["pool"], np.array([[2, 1, 4, 1]]), machine)
+    g = GraphBuilder((16, 16, 2))
+    x = g.norm(g.max_pool(g.input, 3, 1, 1, name="pool"), name="norm")
+    graph = from_graph(g.build(g.linear(g.flatten(x), 12)), 4)
+    (cost,) = pase.node_costs(graph.layers["pool"], np.array([[2, 1, 4, 1]]), machine)
     assert cost == 2 * 2 * 4 * 16 + 1000 * 2 * 2 * ((4 + 3) * 16 - 4 * 16)
-    g.norm(x)
-    (cost,) = pase.node_costs(g.graph.vertices["norm1"], np.array([[2, 2, 1, 1]]), machine)
+    (cost,) = pase.node_costs(graph.layers["norm"], np.array([[2, 2, 1, 1]]), machine)
     elements = 2 * 1 * 256
     assert cost == 16 * elements + 4 * 1000 * (elements / 2 / 2 * 2) + 4 * 1000 * (2 / 2 * 2)
-    g.softmax(Tensor(None, (8, 12)))
-    costs = pase.node_costs(g.graph.vertices["softmax"], np.array([[2, 1], [1, 3]]), machine)
-    assert costs.tolist() == [4 * 4 * 12 + 8, 4 * 8 * 4 + 16 + 1000 * 2 * 8]
+    costs = pase.node_costs(graph.layers["softmax"], np.array([[2, 1], [1, 3]]), machine)
+    assert costs.tolist() == [4 * 2 * 12 + 4, 4 * 4 * 4 + 8 + 1000 * 2 * 4]
 
 
 def test_other_batches_processes_and_machines():
@@ -119,3 +119,10 @@ def test_bad_arguments_are_named():
         pase.build_tables(pase_graph("pase-alexnet", 8), 0)
     with pytest.raises(ConfigError, match="0 GB/s"):
         pase.Machine(gbps=0)
+
+
+def test_networks_have_the_prototypes_vertices():
+    assert {name: len(pase_graph(name, 8).layers) for name in ("pase-alexnet", "pase-inception-v3")} == {
+        "pase-alexnet": 14,
+        "pase-inception-v3": 218 + 1,  # and the loss
+    }

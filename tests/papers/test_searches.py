@@ -7,7 +7,9 @@ import json
 import pytest
 
 from lbpar.errors import ConfigError
-from lbpar.papers.records import network
+from lbpar.papers.gholami import alexnet
+from lbpar.papers.networks import vgg16
+from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
 
 
@@ -28,17 +30,18 @@ def test_price_pase_changes_with_the_machine():
 
 
 def test_price_gholami_reports_the_grid_and_the_best():
-    out = json.loads(json.dumps(price_gholami(network("alexnet"), 2048, (16, 32), scope="fc")))
+    out = json.loads(json.dumps(price_gholami(alexnet(), 2048, (16, 32), scope="fc")))
     assert out["epoch"]["total"] == pytest.approx(5.42, abs=0.005)
     assert out["grids"][0]["grid"] == [32, 16]
     assert sum(row["total"] for row in out["layers"]) == pytest.approx(out["step"]["total"])
-    best = price_gholami(network("alexnet"), 2048, procs=512, scope="fc")
+    best = price_gholami(alexnet(), 2048, procs=512, scope="fc")
     assert best["grid"] == [32, 16] and best["batch_parallel_ratio"] == pytest.approx(10.19, abs=0.01)
 
 
 def test_price_gholami_with_domain_layers():
-    convs = [x.name for x in network("vgg16") if x.kind == "conv"]
-    out = price_gholami(network("vgg16"), 16, (8, 4), domain=convs)
+    layers = layer_records(vgg16())
+    convs = [x.name for x in layers if x.kind == "conv"]
+    out = price_gholami(layers, 16, (8, 4), domain=convs)
     assert out["equation"] == "9" and out["step"]["domain"] > 0
     assert all(row["model"] == 0 for row in out["layers"] if row["kind"] == "conv")
 
@@ -54,9 +57,4 @@ def test_price_gholami_with_domain_layers():
 )
 def test_price_gholami_names_what_is_wrong(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        price_gholami(network("alexnet"), 64, **arguments)
-
-
-def test_unknown_network_lists_the_known():
-    with pytest.raises(ConfigError, match="alexnet, vgg16"):
-        network("lenet")
+        price_gholami(alexnet(), 64, **arguments)
