@@ -21,7 +21,7 @@ COMMANDS: dict[str, str] = {
     "export": "the weights of a trained network as one file",
     "calibrate": "measure this cluster for the planner: mpirun -n 4 lbpar calibrate --out machine.yaml",
     "verify": "compare one step on P ranks with the same step on one",
-    "study": "redraw the papers' figures and tables beside our values",
+    "study": "strong and weak scaling, measured or predicted; the papers' figures beside our values",
     "data": "make, convert and describe datasets",
     "selftest": "check that the engines of this installation work",
     "mpi_setup": "let this virtual environment's mpirun oversubscribe and run as root",

@@ -6,15 +6,47 @@ import argparse
 import sys
 from pathlib import Path
 
+from lbpar.config.arguments import add_run_file
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
 from lbpar.streams import standard_streams
+from lbpar.study.measure import add_steps
+from lbpar.study.points import GROW, STRONG, WEAK
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m lbpar.study", description=__doc__)
+    top = argparse.ArgumentParser(prog="lbpar study", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
+    for name, text in (
+        (STRONG, "the same work on more processes"),
+        (WEAK, "as much work for each process, on more of them"),
+    ):
+        p = commands.add_parser(name, help=f"scaling study: {text}", description=f"Scaling study: {text}.")
+        add_run_file(p)
+        p.add_argument("--procs", required=True, metavar="1,2,4", help="numbers of processes")
+        p.add_argument(
+            "--plans", default="auto", metavar="auto,data,FILE", help="strategies and plan files (default: auto)"
+        )
+        p.add_argument("--machine", type=path_option, help="instead of the run file's")
+        if name == WEAK:
+            p.add_argument(
+                "--grow", choices=GROW, default=GROW[0], help="what grows with the processes (default: %(default)s)"
+            )
+        p.add_argument("--predict", action="store_true", help="ask the cost model instead of running")
+        p.add_argument("--launcher", metavar="TEXT", help="how ranks are started, as in 'srun --mpi=pmix -n {procs}'")
+        p.add_argument("--slurm", metavar="OPTIONS", help="run the points as a job array, with these options of sbatch")
+        p.add_argument("--retry", action="store_true", help="run points again that failed before")
+        add_steps(p)
+        p.add_argument("--out", type=path_option, required=True, metavar="DIR", help="where everything goes")
+    point = commands.add_parser("point", help="measure one point of a study, as a task of its job array does")
+    point.add_argument("folder", type=path_option)
+    point.add_argument("--procs", type=int, required=True)
+    point.add_argument("--launcher")
+    add_steps(point)
+    both = commands.add_parser("compare", help="the times of two studies side by side")
+    both.add_argument("first", type=path_option, metavar="A")
+    both.add_argument("second", type=path_option, metavar="B")
     papers = commands.add_parser("papers", help="redraw the papers' figures and tables beside ours")
     papers.add_argument(
         "--out", type=path_option, required=True, metavar="DIR", help="where papers.json, index.html and figures go"
@@ -24,13 +56,34 @@ def parser() -> argparse.ArgumentParser:
 
 @standard_streams()
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; exit code 0, 1 if a published value is missed, 2 for a wrong command line or directory."""
+    """Run one command line; exit code 0, 1 if a published value is missed or a point failed, 2 for what cannot be done."""
     args = parser().parse_args(argv)
     try:
-        return run_papers(Path(args.out))
+        match args.command:
+            case "papers":
+                return run_papers(Path(args.out))
+            case "compare":
+                return run_compare(Path(args.first), Path(args.second))
+            case "point":
+                from lbpar.study.scaling import measure_one
+
+                return measure_one(args)
+            case _:
+                from lbpar.study.scaling import run_study
+
+                return run_study(args, lambda text: print(text, flush=True))
     except LbparError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def run_compare(first: Path, second: Path) -> int:
+    """The `compare` command."""
+    from lbpar.study.scaling import compare
+    from lbpar.train.progress import print_table
+
+    print_table(compare(first, second))
+    return 0
 
 
 def run_papers(out: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from lbpar.errors import ConfigError
 from lbpar.papers.figures import draw_all
 from lbpar.papers.rows import SECTIONS, Row
+from lbpar.study.page import page, table
 
 TAGS = {
     "R": "read in the paper",
@@ -40,7 +41,7 @@ def write_papers(out: Path) -> dict[str, Any]:
     every = [row for rows in sections.values() for row in rows]
     (out / "papers.json").write_text(json.dumps([row.record() for row in every], indent=1) + "\n")
     (out / "index.md").write_text(markdown(sections, figures))
-    (out / "index.html").write_text(page(sections, figures))
+    (out / "index.html").write_text(html_page(sections, figures))
     return {
         **_counts(every),
         "differ": [row.id for row in every if not row.agrees and not row.timing],
@@ -99,26 +100,17 @@ def markdown(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> s
     return "\n".join(lines)
 
 
-def page(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> str:
+def html_page(sections: dict[str, list[Row]], figures: dict[str, list[str]]) -> str:
     """The index as one HTML page."""
-    style = (
-        "body{font:15px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
-        "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.15rem .5rem;font-size:13px}"
-        ".no{background:#fdd}"
-    )
     parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>The papers, reproduced</title><style>{style}</style>",
-        f"<h1>The papers, reproduced</h1><p>{_summary(sections)}</p><ul>",
-        *(f"<li>{tag}: {html.escape(meaning)}</li>" for tag, meaning in TAGS.items()),
+        f"<p>{_summary(sections)}</p><ul>",
+        *(f"<li>{tag}: {html.escape(text)}</li>" for tag, text in TAGS.items()),
         "</ul>",
     ]
     for paper, names in figures.items():
         parts.append(f"<h2>{html.escape(paper)}</h2>")
         parts += [f"<p><img src='{n}' alt='{n}'></p>" for n in names]
     for title, rows in sections.items():
-        parts.append(f"<h2>{html.escape(title)}</h2><table><tr>{''.join(f'<th>{h}</th>' for h in HEADS)}</tr>")
-        for row in rows:
-            mark = "" if row.agrees else " class='no'"
-            parts.append(f"<tr{mark}>{''.join(f'<td>{html.escape(c)}</td>' for c in cells(row))}</tr>")
-        parts.append("</table>")
-    return "\n".join(parts) + "\n"
+        parts.append(f"<h2>{html.escape(title)}</h2>")
+        parts.append(table(HEADS, map(cells, rows), [not row.agrees for row in rows]))
+    return page("The papers, reproduced", parts)

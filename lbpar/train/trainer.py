@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, isclose, isinf
 from pathlib import Path
@@ -33,6 +33,7 @@ from lbpar.train.totals import Totals
 
 log = logging.getLogger(__name__)
 Array = Any
+Feed = Mapping[str, Array]
 OnStep = Callable[[StepResult, float], None]
 DIVERGED = 1e8
 """Times the first step's loss (or 1, if that is less) that no training comes back from."""
@@ -61,6 +62,8 @@ class Trainer(Evaluator):
         Batches done of the epoch under way; not 0 only after ``train.max_steps`` ended it early.
     micro : int
         Batches done since the start; dropout counts by it.
+    waited : float, seconds
+        How long this rank has waited for samples.
 
     Raises
     ------
@@ -90,6 +93,7 @@ class Trainer(Evaluator):
     epoch: int = 0
     batches: int = 0
     micro: int = 0
+    waited: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,7 +185,7 @@ class Trainer(Evaluator):
             A batch gives a norm a single value per channel; before the first step.
         """
         self.check_batches()
-        began, sent_before = perf_counter(), self._sent()
+        began, sent_before, waited_before = perf_counter(), self._sent(), self.waited
         number, totals, lr = self.epoch + 1, Totals(), 0.0
         dataset = self._epoch_data()
         sizes = self.sampler.sizes()
@@ -192,7 +196,7 @@ class Trainer(Evaluator):
             self.worker.executor(n, first)  # made here: the reading thread only looks it up
 
         with Prefetcher(self._reader(dataset, first), batches, self.config.data.prefetch) as feeds:
-            for batch, feed in zip(batches, feeds, strict=False):  # it may end before the feeds do
+            for batch, feed in zip(batches, self._await(feeds), strict=False):  # it may end before the feeds do
                 i = self.batches
                 group = sizes[i - i % every : i - i % every + every]
                 last = i % every == every - 1 or i == len(sizes) - 1
@@ -208,7 +212,18 @@ class Trainer(Evaluator):
                     break
         if self.batches == len(sizes):
             self.epoch, self.batches = number, 0
-        return self._finish_epoch(number, totals, lr, perf_counter() - began, sent_before)
+        return self._finish_epoch(number, totals, lr, perf_counter() - began, sent_before, self.waited - waited_before)
+
+    def _await(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """The feeds; the time until each is there counts as waited."""
+        ready = iter(feeds)
+        while True:
+            began = perf_counter()
+            feed = next(ready, None)
+            self.waited += perf_counter() - began
+            if feed is None:
+                return
+            yield feed
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
@@ -250,11 +265,12 @@ class Trainer(Evaluator):
         super()._check_loss(loss, feed, samples, context, tested)
 
     def _finish_epoch(
-        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int]
+        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int], waited: float
     ) -> dict[str, Any]:
         record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
         record |= {"lr": lr, "seconds": seconds, "images_per_s": totals.samples / seconds}
         steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}
+        steps["input"] = {"seconds": waited}
         for kind, sent in self._sent().items():
             steps.setdefault(kind, {})["bytes"] = sent - before.get(kind, 0)
         record["steps"] = steps

@@ -1,0 +1,169 @@
+"""Run the points of a study: each under mpirun, one after the other, or as tasks of one Slurm job array."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lbpar.calibrate.machine import AUTO
+from lbpar.config.run_file import RunConfig, dump, load_run_file
+from lbpar.errors import ConfigError
+from lbpar.study.points import Point
+from lbpar.train.json_text import dumps, write_text
+
+FOUND, FAILED, LOG = "point.json", "failed.json", "log.txt"
+#: Lines of a failed point's log that are kept as its message.
+TAIL = 12
+
+
+def default_launcher() -> str:
+    """How P ranks are started here: the mpirun beside this Python, else that of the path."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return f"{shlex.quote(str(beside)) if beside.exists() else 'mpirun'} -n {{procs}}"
+
+
+def command_of(launcher: str, procs: int, module: str, *args: str) -> list[str]:
+    """The command line that runs a module on so many ranks.
+
+    Raises
+    ------
+    ConfigError
+        The launcher does not say where the number of processes goes, or is not there.
+    """
+    if "{procs}" not in launcher:
+        raise ConfigError(
+            f"--launcher: got '{launcher}', expected {{procs}} in it, as in 'srun --mpi=pmix -n {{procs}}'."
+        )
+    words = shlex.split(launcher.replace("{procs}", str(procs)))
+    if shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"--launcher: there is no program {words[0]}; give one, as in --launcher 'srun --mpi=pmix -n {{procs}}'."
+        )
+    return [*words, sys.executable, "-m", module, *args]
+
+
+def prepare(folder: Path, config: RunConfig) -> None:
+    """Make a point's folder with its run file.
+
+    Raises
+    ------
+    ConfigError
+        It holds a point of another study, or cannot be made.
+    """
+    text, file = dump(config), folder / "run.yaml"
+    try:
+        if file.is_file() and file.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"--out: {folder} was made from another run file or other options; choose another --out, or delete that folder."
+            )
+        write_text(file, text)
+    except OSError as error:
+        raise ConfigError(f"--out: {folder} cannot be read: {error.strerror}.") from None
+
+
+def run_logged(command: Sequence[str], folder: Path) -> str | None:
+    """Run a command with its output in the folder's log; the end of the log if it failed, else None."""
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    if code == 0:
+        return None
+    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    told = [line for line in lines if line.startswith("lbpar: ")] or [line for line in lines if line.strip()]
+    return "\n".join(told[-TAIL:]) or f"ended with status {code} and said nothing"
+
+
+def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -> None:
+    """Measure a prepared point; its folder then holds `FOUND` or `FAILED`.
+
+    Where the run file leaves the machine to be measured, that is done once for each number of processes, beside the points.
+    """
+    (folder / FAILED).unlink(missing_ok=True)
+    machine, message = folder.parent / f"machine-p{procs}.yaml", None
+    if load_run_file(folder / "run.yaml", allow_code=True).machine == AUTO:
+        if not machine.is_file():
+            args = ("--quick", "--name", machine.stem, "--out", str(machine))
+            message = run_logged(command_of(launcher, procs, "lbpar.calibrate", *args), folder)
+        options = [*options, "--machine", str(machine)]
+    if message is None:
+        message = run_logged(command_of(launcher, procs, "lbpar.study.measure", str(folder), *options), folder)
+    if message is None and not (folder / FOUND).is_file():
+        message = "ended without a result"
+    if message is not None:
+        write_text(folder / FAILED, dumps({"error": message}) + "\n")
+
+
+def outcome(folder: Path) -> dict[str, Any] | None:
+    """What a point's folder holds: figures, or ``error``; None if it has not run."""
+    for name in (FOUND, FAILED):
+        if (folder / name).is_file():
+            found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+            return found
+    return None
+
+
+def run_all(
+    out: Path, points: Sequence[Point], launcher: str, options: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Measure one point after the other under the launcher."""
+    for i, point in enumerate(points, 1):
+        say(f"{i}/{len(points)}  {point.folder} ...")
+        run_point(out / point.folder, point.procs, launcher, options)
+        found = outcome(out / point.folder) or {}
+        say(
+            f"    {1e3 * found['seconds']:.3g} ms a step" if "seconds" in found else f"    failed: {found.get('error')}"
+        )
+
+
+def submit(
+    out: Path, points: Sequence[Point], launcher: str, options: Sequence[str], slurm: str, say: Callable[[str], None]
+) -> None:
+    """Measure all points as one Slurm job array, and wait for its end. Every task gets the ranks of the largest point.
+
+    Raises
+    ------
+    ConfigError
+        There is no sbatch, or it refuses the options.
+    """
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            "--slurm: there is no sbatch on this machine; run the study on a login node, or without --slurm."
+        )
+    names = " ".join(shlex.quote(p.folder) for p in points)
+    counts = " ".join(str(p.procs) for p in points)
+    words = shlex.join([sys.executable, "-m", "lbpar.study", "point"])
+    run = f"--launcher {shlex.quote(launcher)} {shlex.join(options)}"
+    run = f'exec {words} {shlex.quote(str(out))}/"${{points[i]}}" --procs "${{procs[i]}}" {run}'
+    script = out / "study.sbatch"
+    write_text(
+        script,
+        "\n".join(
+            [
+                "#!/bin/bash",
+                f"#SBATCH --job-name=lbpar-study --ntasks={max(p.procs for p in points)} --array=0-{len(points) - 1}",
+                f"#SBATCH --output={shlex.quote(str(out / 'slurm-%a.log'))}",
+                f"points=({names})",
+                f"procs=({counts})",
+                "i=$SLURM_ARRAY_TASK_ID",
+                run,
+                "",
+            ]
+        ),
+    )
+    say(f"{len(points)} points as one job array: {script}")
+    done = subprocess.run(
+        ["sbatch", "--wait", *shlex.split(slurm), str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode and not any(outcome(out / p.folder) for p in points):
+        raise ConfigError(f"--slurm: sbatch {slurm}: {done.stderr.strip() or f'ended with status {done.returncode}'}")

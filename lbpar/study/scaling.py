@@ -1,0 +1,227 @@
+"""Strong and weak scaling studies: run or predict the points, then write ``study.csv``, ``.json``, ``.html`` and the figures."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lbpar import __version__
+from lbpar.config.arguments import given_run
+from lbpar.config.parallel import STRATEGIES
+from lbpar.config.run_file import RunConfig, dump
+from lbpar.cost.machine import Machine, find_machine
+from lbpar.errors import ConfigError
+from lbpar.study.figures import draw_all
+from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
+from lbpar.study.page import figures, page, table
+from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_procs
+from lbpar.study.predict import predict
+from lbpar.study.table import make_rows, to_csv
+from lbpar.text import human_bytes, human_seconds
+from lbpar.train.json_text import dumps, write_text
+from lbpar.train.progress import print_table
+from lbpar.train.setup import build_graph
+
+Say = Callable[[str], None]
+#: Columns of the printed table and of the page's.
+HEADS = (
+    "plan",
+    "processes",
+    "batch",
+    "sample",
+    "step",
+    "spread",
+    "speed-up",
+    "efficiency",
+    "predicted",
+    "pred./meas.",
+    "memory",
+    "remarks",
+)
+
+
+def run_study(args: argparse.Namespace, say: Say = print) -> int:
+    """The commands ``strong`` and ``weak``; 0, or 1 if a point failed.
+
+    Raises
+    ------
+    LbparError
+        What the command line asks for is impossible; then no point was run.
+    """
+    config, kind = given_run(args), args.command
+    points = make_points(
+        config, kind, parse_procs(args.procs), parse_plans(args.plans), args.grow if kind != STRONG else ""
+    )
+    run_files = [p.run_file(config) for p in points]
+    build_graph(run_files[0])  # a network that cannot be built is refused before anything is run
+    out, found = Path(args.out), list[dict[str, Any] | None]()
+    if args.predict:
+        if args.machine is None and config.machine == "auto":
+            raise ConfigError(
+                "--predict: name a machine with --machine (lbpar plan --help lists them), or a machine file."
+            )
+        found += _predict(points, run_files, find_machine(args.machine or config.machine), say)
+    else:
+        found += _measure(args, out, points, run_files, say)
+    asked = {
+        "kind": kind,
+        "grow": args.grow if kind != STRONG else None,
+        "predicted": args.predict,
+        "run": dump(config),
+    }
+    write_study(out, asked, points, found)
+    rows = make_rows(kind, points, found)
+    print_table([cells(r) for r in rows], HEADS)
+    for r in rows:
+        if r["error"]:
+            say(f"{Path(r['plan']).stem} on {r['procs']}: {r['error']}")
+    say(f"-> {out / 'study.html'}")
+    return 1 if any(r["error"] for r in rows) else 0
+
+
+def _predict(points: Sequence[Point], runs: Sequence[RunConfig], machine: Machine, say: Say) -> list[dict[str, Any]]:
+    found = []
+    for i, (point, config) in enumerate(zip(points, runs, strict=True), 1):
+        found.append(predict(config, point.procs, machine))
+        step = found[-1].get("predicted", {}).get("seconds")
+        say(f"{i}/{len(points)}  {point.folder}  {human_seconds(step) if step else 'no plan'}")
+    return found
+
+
+def _measure(
+    args: argparse.Namespace, out: Path, points: Sequence[Point], runs: Sequence[RunConfig], say: Say
+) -> list[dict[str, Any] | None]:
+    """Run what is still to be run; what every folder then holds."""
+    options = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--warmup", str(args.warmup)]
+    if args.machine is not None:
+        runs = [r.model_copy(update={"machine": args.machine}) for r in runs]
+    for point, config in zip(points, runs, strict=True):
+        prepare(out / point.folder, config)
+    before = [outcome(out / p.folder) for p in points]
+    left = [p for p, f in zip(points, before, strict=True) if f is None or ("error" in f and args.retry)]
+    if len(left) < len(points):
+        say(f"{len(points) - len(left)} of {len(points)} points are there already")
+    launcher = args.launcher or default_launcher()
+    if left and args.slurm is not None:
+        submit(out, left, launcher, options, args.slurm, say)
+    else:
+        run_all(out, left, launcher, options, say)
+    return [outcome(out / p.folder) for p in points]
+
+
+def measure_one(args: argparse.Namespace) -> int:
+    """The command ``point``, which a task of a job array runs: measure one prepared folder."""
+    options = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--warmup", str(args.warmup)]
+    run_point(Path(args.folder), args.procs, args.launcher or default_launcher(), options)
+    return 1 if "error" in (outcome(Path(args.folder)) or {"error": ""}) else 0
+
+
+def environment() -> dict[str, Any]:
+    """Where a study was made."""
+    return {
+        "lbpar": __version__,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "command": " ".join(sys.argv),
+        "job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def write_study(
+    out: Path, asked: Mapping[str, Any], points: Sequence[Point], found: Sequence[Mapping[str, Any] | None]
+) -> None:
+    """Write ``study.csv``, ``study.json``, ``study.html`` and the figures.
+
+    Raises
+    ------
+    LbparError
+        The directory cannot be written, or matplotlib is missing.
+    """
+    rows = make_rows(asked["kind"], points, found)
+    write_text(out / "study.csv", to_csv(rows))
+    content = {**asked, "environment": environment(), "rows": rows, "points": [f or {} for f in found]}
+    write_text(out / "study.json", dumps(content, indent=1) + "\n")
+    drawn = draw_all(out, asked["kind"], rows)
+    write_text(out / "study.html", page(f"{asked['kind'].capitalize()} scaling", _parts(content, rows, drawn)))
+
+
+def _parts(content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, str]) -> Iterable[str]:
+    e = content["environment"]
+    machines = ", ".join(dict.fromkeys(f["machine"] for f in content["points"] if "machine" in f))
+    how = (
+        "Predicted by the cost model; nothing was run."
+        if content["predicted"]
+        else "Measured, with the prediction beside."
+    )
+    grow = f" {content['grow']} grows with the processes." if content["grow"] else ""
+    yield f"<p>{how}{grow} lbpar {e['lbpar']} on {html.escape(e['host'])} ({e['cores']} cores); machine: {html.escape(machines)}.</p>"
+    yield table(HEADS, map(cells, rows), [bool(r["error"]) for r in rows])
+    if any(r["oversubscribed"] for r in rows):
+        yield "<p>* more ranks than cores: these times say little about a machine that has a core for each.</p>"
+    for r in rows:
+        if r["error"]:
+            yield f"<p>{html.escape(Path(r['plan']).stem)} on {r['procs']} failed:</p><pre>{html.escape(r['error'])}</pre>"
+    yield from figures(drawn)
+    yield f"<h2>Run file</h2><pre>{html.escape(content['run'])}</pre>"
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A row of the table for people."""
+    measured, predicted = row["seconds"], row["predicted_seconds"]
+    gained, ratio = row["speedup"] or row["predicted_speedup"], row["predicted / measured"]
+    memory = row["memory"] or row["predicted_memory"]
+    remarks = ["* more ranks than cores"] if row["oversubscribed"] else []
+    if row["idle_ranks"]:
+        remarks.append(f"{row['idle_ranks']} processes without a sample")
+    if row["error"]:
+        remarks.append("failed")
+    return [
+        Path(row["plan"]).stem if row["plan"] not in STRATEGIES else row["plan"],
+        str(row["procs"]),
+        str(row["batch"]),
+        row["input"] or "",
+        human_seconds(measured) if measured else "",
+        f"{100 * row['spread']:.0f} %" if row["spread"] is not None else "",
+        f"{gained:.2f}" if gained else "",
+        f"{100 * row['efficiency']:.0f} %" if row["efficiency"] else "",
+        human_seconds(predicted) if predicted else "",
+        f"{ratio:.2f}" if ratio else "",
+        human_bytes(memory) if memory else "",
+        "; ".join(remarks),
+    ]
+
+
+def compare(first: Path, second: Path) -> list[dict[str, Any]]:
+    """Points that two studies share, and the times of both.
+
+    Raises
+    ------
+    ConfigError
+        A folder holds no study, or they have no point in common.
+    """
+    a, b = (_load(path) for path in (first, second))
+    shared = [k for k in a if k in b]
+    if not shared:
+        raise ConfigError(f"study compare: {first} and {second} have no point (plan and processes) in common.")
+    rows = []
+    for plan, procs in shared:
+        times = [s[plan, procs]["seconds"] or s[plan, procs]["predicted_seconds"] for s in (a, b)]
+        ratio = times[1] / times[0] if all(times) else None
+        rows.append({"plan": plan, "processes": procs, str(first): times[0], str(second): times[1], "ratio": ratio})
+    return rows
+
+
+def _load(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    try:
+        rows = json.loads((folder / "study.json").read_text(encoding="utf-8"))["rows"]
+        return {(Path(r["plan"]).stem, r["procs"]): r for r in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"study compare: {folder} holds no study.json of a finished study.") from None

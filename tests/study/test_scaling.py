@@ -1,0 +1,178 @@
+"""Scaling studies: points, figures of a point, tables, the command from start to end, and what stops it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lbpar.config.run_file import parse_run
+from lbpar.errors import ConfigError
+from lbpar.study.__main__ import main
+from lbpar.study.measure import summary
+from lbpar.study.points import Point, make_points, parse_plans, parse_procs
+from lbpar.study.table import make_rows
+
+RUN = """
+model: {input: [8, 6, 1], layers: [{op: conv, filters: 4, kernel: 3}, {op: relu}, {op: global_avg_pool}, {op: linear, features: 3}]}
+data: {train: synthetic}
+train: {batch: 4, epochs: 1}
+engine: {name: numpy}
+machine: laptop
+"""
+# One rank needs no launcher; `env` stands for one.
+LAUNCHER = "env LBPAR_STUDY={procs}"
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path / "run.yaml"
+
+
+def test_strong_points_change_only_the_processes() -> None:
+    points = make_points(parse_run(RUN), "strong", [4, 1], ["auto", "data"], "")
+    assert points == [Point(1, "auto", 4), Point(4, "auto", 4), Point(1, "data", 4), Point(4, "data", 4)]
+    config = points[1].run_file(parse_run(RUN))
+    assert (config.parallel.procs, config.train.batch, config.run.checkpoint, config.data.drop_last) == (
+        4,
+        4,
+        None,
+        True,
+    )
+
+
+def test_weak_points_grow_the_batch_or_a_dimension() -> None:
+    config = parse_run(RUN)
+    assert [p.batch for p in make_points(config, "weak", [2, 4, 8], ["data"], "batch")] == [4, 8, 16]
+    grown = make_points(config, "weak", [1, 2], ["data"], "H")
+    assert [(p.batch, p.input) for p in grown] == [(4, (8, 6, 1)), (4, (16, 6, 1))]
+    assert grown[1].run_file(config).model.input == (16, 6, 1)
+    assert [p.input for p in make_points(config, "weak", [1, 3], ["data"], "W")][1] == (8, 18, 1)
+
+
+@pytest.mark.parametrize(
+    ("grow", "procs", "words"),
+    [("D", [1, 2], "no dimension D"), ("batch", [2, 3], "3 is no multiple of 2")],
+)
+def test_what_cannot_grow_is_refused(grow: str, procs: list[int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_points(parse_run(RUN), "weak", procs, ["data"], grow)
+
+
+def test_samples_of_a_file_do_not_grow() -> None:
+    config = parse_run(RUN.replace("train: synthetic", "train: some.h5"))
+    with pytest.raises(ConfigError, match="--grow batch"):
+        make_points(config, "weak", [1, 2], ["data"], "H")
+
+
+def test_options_are_read_or_refused(tmp_path: Path) -> None:
+    assert parse_procs("4, 1,2,2") == [1, 2, 4]
+    for bad in ("0", "1,x", "", "1;2", "-1", "1e3"):
+        with pytest.raises(ConfigError, match="--procs"):
+            parse_procs(bad)
+    plan = tmp_path / "mine.yaml"
+    plan.write_text("procs: 1")
+    assert parse_plans(f"data,{plan},data") == ["data", str(plan)]
+    with pytest.raises(ConfigError, match="did you mean 'spatial'|spatial"):
+        parse_plans("spatil")
+
+
+def test_two_plan_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name of its own"):
+        make_points(parse_run(RUN), "strong", [1], ["/a/plan.yaml", "/b/plan.yaml"], "")
+
+
+def test_waiting_for_slow_ranks_is_idle_and_the_rest_is_the_move() -> None:
+    """Two ranks: the second computes twice as long, so the first waits in the sum."""
+    rank = {"input": 0.0, "counted": 2, "bytes": 10, "peak": 5, "host": "n", "cores": 4, "steps": [10.0, 10.0]}
+    first = rank | {"kinds": {"compute": 8.0, "allreduce": 12.0}}
+    second = rank | {"kinds": {"compute": 16.0, "allreduce": 2.0}, "bytes": 30, "input": 1.0, "steps": [12.0, 10.0]}
+    found = summary([first, second], 1, 1)
+    assert found["parts"] == pytest.approx(
+        {"compute": 6.0, "allreduce": 1.0, "idle": 2.5, "input": 0.25, "other": 0.75}
+    )
+    assert found["repeats"] == [12.0, 10.0] and found["seconds"] == 12.0
+    assert found["imbalance"] == pytest.approx(16 / 12 - 1)
+    assert (found["bytes"], found["memory"], found["hosts"], found["oversubscribed"]) == (30, 5, 1, False)
+    assert summary([first, second], 1, 3)["oversubscribed"]
+
+
+def test_speedup_and_efficiency_of_strong_and_weak() -> None:
+    points = [Point(2, "data", 8), Point(4, "data", 8), Point(8, "data", 8)]
+    found = [{"seconds": 4.0, "parts": {}}, None, {"seconds": 2.0, "parts": {}}]
+    strong = make_rows("strong", points, found)
+    assert [r["speedup"] for r in strong] == [2.0, None, 4.0]
+    assert [r["efficiency"] for r in strong] == [1.0, None, 0.5]
+    assert strong[1]["error"] == "not run yet"
+    weak = make_rows("weak", points, found)
+    assert weak[2]["speedup"] == 2 * 4 * 2.0  # two times as fast per unit of work, four times the units
+    assert weak[2]["efficiency"] == 2.0
+
+
+def test_a_study_runs_goes_on_and_keeps_failures(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = run_file.parent / "s"
+    line = ["strong", "--config", str(run_file), "--procs", "1,2", "--plans", "data", "--launcher", LAUNCHER]
+    line += ["--steps", "2", "--repeats", "3", "--warmup", "1", "--out", str(out)]
+    assert main(line) == 1  # two ranks cannot be had from `env`
+    told = capsys.readouterr().out
+    assert "parallel.procs: the run file asks for 2, but this job has 1" in told
+    content = json.loads((out / "study.json").read_text())
+    good, bad = content["rows"]
+    assert good["seconds"] > 0 and len(good["repeats"]) == 3 and good["bytes"] == 0
+    assert good["parts"]["compute"] > 0 and good["predicted_seconds"] > 0
+    assert bad["seconds"] is None and "asks for 2" in bad["error"]
+    table = list(csv.DictReader((out / "study.csv").read_text().splitlines()))
+    assert float(table[0]["seconds"]) == good["seconds"] and "asks for 2" in table[1]["error"]
+    page = (out / "study.html").read_text()
+    assert not re.search(r"(src|href)=.(http|//)", page)
+    assert page.count("<svg") == 5 and "asks for 2" in page
+    assert all(
+        (out / f"{n}.png").stat().st_size > 3000 for n in ("speedup", "efficiency", "time", "breakdown", "ranks")
+    )
+
+    again = (out / "data-p1" / "point.json").stat().st_mtime_ns
+    assert main(line) == 1
+    assert "2 of 2 points are there already" in capsys.readouterr().out
+    assert (out / "data-p1" / "point.json").stat().st_mtime_ns == again
+    assert main([*line, "--set", "train.batch=8"]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_a_study_is_predicted_where_samples_are_fewer_than_processes(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    out = run_file.parent / "p"
+    line = ["strong", "--config", str(run_file), "--procs", "1,16", "--plans", "data", "--predict", "--out", str(out)]
+    assert main(line) == 0
+    one, many = json.loads((out / "study.json").read_text())["rows"]
+    assert one["seconds"] is None and one["idle_ranks"] == 0 and many["idle_ranks"] == 12
+    assert "12 processes without a sample" in capsys.readouterr().out
+    assert main(["compare", str(out), str(out)]) == 0
+    assert "1" in capsys.readouterr().out
+    assert main(["compare", str(out), str(run_file.parent)]) == 2
+    assert "holds no study.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--launcher", "mpirun"], "expected {procs}"),
+        (["--launcher", "no-such-launcher -n {procs}"], "no program no-such-launcher"),
+        (["--slurm", "-p x"], "no sbatch"),
+        (["--set", "model.layers=[]"], "layers"),
+    ],
+)
+def test_what_cannot_run_is_said(
+    run_file: Path, extra: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # where no sbatch is
+    line = ["strong", "--config", str(run_file), "--procs", "1", "--plans", "data", "--out", str(run_file.parent / "o")]
+    assert main(line + extra) == 2
+    assert words in capsys.readouterr().err
