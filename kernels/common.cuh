@@ -15,6 +15,8 @@ typedef int i32;
 #endif
 
 typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

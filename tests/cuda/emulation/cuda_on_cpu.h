@@ -25,6 +25,7 @@
 #define __noinline__
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
+#define __grid_constant__
 #define __align__(n) alignas(n)
 
 using std::isfinite;
