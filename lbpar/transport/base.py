@@ -31,7 +31,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from lbpar.engine.device import HOST, Device, Event
-from lbpar.errors import CommError, Unsupported
+from lbpar.errors import CommError
 from lbpar.layout.grid import Axes, Grid
 from lbpar.transport.calls import Call
 
@@ -196,7 +196,11 @@ class Moves(ABC):
     counter : Counter
         What this rank sent.
     device : Device
-        Where buffers come from: host memory, until another one is attached.
+        Whose arrays are moved: host memory's, until another one is attached.
+    room : Device
+        Host memory for what the transport itself needs.
+    direct : bool
+        Whether ``_start`` takes the arrays of a device; else they travel by way of the host.
     own_cores : bool
         Whether all ranks are on one node, each with a core of its own: messages are then copies that their cores make.
     """
@@ -206,20 +210,14 @@ class Moves(ABC):
     grid: Grid
     counter: Counter
     device: Device = HOST
+    room: Device = HOST
+    direct: bool = False
     own_cores: bool = False
     name: str = "host"
 
     def attach(self, device: Device) -> None:
-        """Move arrays of ``device`` from now on. Collective over all ranks, before the first move.
-
-        Raises
-        ------
-        Unsupported
-            The transport moves arrays in host memory only.
-        """
-        if not device.host:
-            raise Unsupported(f"the {self.name} transport moves arrays in host memory, which the engine's are not.")
-        self.device = device
+        """Move arrays of ``device`` from now on. Collective over all ranks, before the first move."""
+        self.device, self.room = device, device if device.host else HOST
 
     def allreduce(
         self, buf: Array, axes: Axes, op: Reduction = "sum", tag: str = "", blocking: bool = False
@@ -229,7 +227,7 @@ class Moves(ABC):
         Parameters
         ----------
         buf : array, shape (n,)
-            This member's part; the same n and dtype on all members. It is overwritten by the result.
+            This member's part; the same n and dtype on all members. It may be overwritten by the result.
         axes : tuple of int
             Axes of the group.
         op : {"sum", "max"}
@@ -242,7 +240,7 @@ class Moves(ABC):
         Returns
         -------
         Request
-            Result: ``buf``, shape (n,), the same on all members.
+            Result: ``buf`` or another array, shape (n,), the same on all members.
         """
         call = Call("allreduce", tag, self._proper(axes), op=op, blocking=blocking)
         check_buffer(buf, None, call)
@@ -382,7 +380,9 @@ class Moves(ABC):
         """
 
     def _begin(self, call: Call, buf: Any, out: Any) -> Request:
-        return self._start(call, buf, out, self.device.record())
+        if self.device.host or self.direct:
+            return self._start(call, buf, out, self.device.record())
+        return Staged(self, call, buf, out)
 
     def _proper(self, axes: Axes) -> Axes:
         return proper_axes(self.grid, axes)
@@ -398,6 +398,34 @@ class Moves(ABC):
         have, want = call.send.get(self.rank, 0), call.recv.get(self.rank, 0)
         if have != want:
             raise CommError(f"{call.title}: rank {self.rank} sends {have} elements to itself but expects {want}.")
+
+
+class Staged(Request):
+    """A move of a device's arrays by way of the host: copied there when it starts, and back when it is waited for."""
+
+    def __init__(self, moves: Moves, call: Call, buf: Any, out: Any) -> None:
+        super().__init__(moves.device, None, out)
+        device, room = moves.device, moves.room
+        fetches = {r: device.fetch(b) for r, b in (buf.items() if isinstance(buf, Mapping) else [(-1, buf)])}
+        sent = {r: fetch() for r, fetch in fetches.items()}
+        arrives: Any = None
+        if isinstance(buf, Mapping):
+            arrives = {r: sent[r].copy() if r == moves.rank else room.empty(o.shape, o.dtype) for r, o in out.items()}
+        elif call.kind == "allreduce":
+            arrives = sent[-1]
+        elif out is not None:
+            arrives = room.empty(out.shape, out.dtype)
+        self._inner = moves._start(call, sent if isinstance(buf, Mapping) else sent[-1], arrives, None)
+
+    def test(self) -> bool:
+        return self._waited or self._inner.test()
+
+    def _finish(self) -> Event:
+        result, device = self._inner.wait(), self._device
+        if isinstance(result, Mapping):
+            self._result = {r: device.from_host(a) for r, a in result.items()}
+        else:
+            self._result = device.from_host(result)
 
 
 class Transport(Moves, Control):

@@ -46,7 +46,7 @@ class CheckedTransport(Transport):
 
     def attach(self, device: Device) -> None:
         self.inner.attach(device)
-        self.device = device
+        self.device, self.room, self.direct = device, self.inner.room, self.inner.direct
 
     def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
         self._compare(call)

@@ -153,7 +153,7 @@ class MpiTransport(Transport):
         pieces, op = _pieces(buf, call.counts), self._op(call)
         own = pieces[place]
         if buf.nbytes >= PAIRWISE * len(pieces):
-            arrived = [self.device.empty((0 if p is own else own.size,), buf.dtype) for p in pieces]
+            arrived = [self.room.empty((0 if p is own else own.size,), buf.dtype) for p in pieces]
             requests = self._messages(call, comm, pieces, arrived, place)
 
             def add() -> None:
@@ -164,7 +164,7 @@ class MpiTransport(Transport):
             return _MpiRequest(self, call, requests, (buf, arrived), own, then=add)
         with self._errors(call.title):
             if buf.size <= self._limit:
-                result = self.device.empty((own.size,), buf.dtype)
+                result = self.room.empty((own.size,), buf.dtype)
                 requests = [comm.Ireduce_scatter(buf, result, list(call.counts), op)] if buf.size else []
                 return _MpiRequest(self, call, requests, buf, result)
             requests = []
@@ -298,7 +298,7 @@ class _MpiRequest(Request):
         result: Any,
         then: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(transport.device, keep, result)
+        super().__init__(transport.room, keep, result)
         self._transport, self._call, self._requests, self._then = transport, call, requests, then
 
     def _finish(self) -> Event:

@@ -154,7 +154,7 @@ class _Meeting:
         self.calls[rank], self.bufs[rank] = call, buf
         # Sums appear in a buffer only when its rank waits for them, as with MPI at its worst.
         self.outs[rank] = (
-            self.world.transports[rank].device.empty(buf.shape, buf.dtype) if call.kind == "allreduce" else out
+            self.world.transports[rank].room.empty(buf.shape, buf.dtype) if call.kind == "allreduce" else out
         )
         if self.world.strict:
             self.copies[rank] = [b.copy() for b in _arrays(buf)]
@@ -220,7 +220,7 @@ class _Meeting:
 
     def _reduced(self, call: Call, part: slice, target: int, empty_too: bool = False) -> np.ndarray:
         """The sum (or maximum) of all members' parts in rank order, in a buffer of the target's."""
-        total = self.world.transports[target].device.empty((part.stop - part.start,), call.dtype)
+        total = self.world.transports[target].room.empty((part.stop - part.start,), call.dtype)
         for i, source in enumerate(self.group):
             piece = self.world._pass(self.bufs[source][part], source, target, call, empty_too)
             if i == 0:
@@ -250,7 +250,7 @@ class _Meeting:
 
 class _VirtualRequest(Request):
     def __init__(self, transport: VirtualTransport, meeting: _Meeting, buf: Any, out: Any) -> None:
-        super().__init__(transport.device, (buf, out), out)
+        super().__init__(transport.room, (buf, out), out)
         self._rank, self._meeting = transport.rank, meeting
 
     def _finish(self) -> Event:

@@ -11,7 +11,6 @@ import pytest
 
 from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
-from lbpar.errors import Unsupported
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
@@ -30,7 +29,7 @@ from lbpar.transport.base import Request
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.graphs import residual_network
 from tests.util.late import LateArray, LateEngine, LateWorld
-from tests.util.queues import Queue
+from tests.util.queues import Queue, Scheduler
 from tests.util.run import local_feeds, random_plan, samples
 
 BATCH, STEPS, SEEDS = 4, 2, 20
@@ -272,7 +271,12 @@ def test_a_traced_run_and_its_times() -> None:
     assert executor.spent().keys() == {"compute", "update"}
 
 
-def test_transports_of_the_host_refuse_other_arrays() -> None:
-    transport = VirtualWorld(Grid((2,))).transport(0)
-    with pytest.raises(Unsupported, match="the virtual transport moves arrays in host memory"):
-        transport.attach(late(CASES["classifier"], 1).engines[0])
+@pytest.mark.parametrize("case", ["residual", "segmentation"])
+def test_transports_of_the_host_move_a_device_s_arrays_by_way_of_the_host(case: str) -> None:
+    want = plain(CASES[case], 4)
+    scheduler, world = Scheduler(), VirtualWorld(Grid.of(4))
+    training = Training(CASES[case], 4, world, [LateEngine(scheduler, CASES[case].types) for _ in range(4)])
+    for seed in range(4):
+        scheduler.seed(seed)
+        assert_equal(training.run(), want)
+    world.check_idle()

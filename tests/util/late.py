@@ -250,6 +250,8 @@ def _raw_buffers(x: Any) -> Any:
 class LateTransport(Transport):
     """One rank of a `LateWorld`."""
 
+    direct = True
+
     def __init__(self, world: LateWorld, inner: VirtualTransport) -> None:
         self.world, self.inner = world, inner
         self.rank, self.size, self.grid, self.counter = inner.rank, inner.size, inner.grid, Counter()
