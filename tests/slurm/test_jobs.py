@@ -1,0 +1,189 @@
+"""The templates of jobs/slurm on a real Slurm of two nodes: to the end, requeued, a rank killed, a node drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.slurm.cluster import Cluster, missing, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+ROOT = Path(__file__).parents[2]
+CPU, MPIRUN = (ROOT / "jobs" / "slurm" / f"{name}.sbatch" for name in ("cpu", "mpirun"))
+RUN = """
+model:
+  input: [16, 16, 2]
+  layers: [{op: conv, filters: 8, kernel: 3}, {op: norm}, {op: relu}, {op: dropout, rate: 0.2}, {op: global_avg_pool}, {op: linear, features: 3}]
+data: {train: synthetic, samples: 64}
+train: {batch: 8, epochs: EPOCHS, optimizer: {name: adam}}
+parallel: {strategy: data}
+engine: {name: numpy, threads: 1}
+run: {out: runs/x, progress: none}
+"""
+EPOCHS = 30
+OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Weights of the same run, not interrupted, on two ranks without Slurm."""
+    folder = tmp_path_factory.mktemp("expected")
+    (folder / "run.yaml").write_text(RUN.replace("EPOCHS", str(EPOCHS)))
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [str(mpirun), "-n", "2", sys.executable, "-m", "lbpar.train", "--config", "run.yaml"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=_env())
+    return weights(folder)
+
+
+def _env() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    """Weights that a run left, from its newest checkpoint."""
+    out = folder / "weights.safetensors"
+    command = [sys.executable, "-m", "lbpar.export", "--run", "runs/x", "--out", str(out)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=_env() | {"LBPAR_ALONE": "1"})
+    return load_file(out)
+
+
+class Job:
+    """A template, submitted in a folder of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path, template: Path, *options: str) -> None:
+        self.cluster, self.folder = cluster, folder
+        (folder / "run.yaml").write_text(RUN.replace("EPOCHS", str(EPOCHS)))
+        self.options = (*OPTIONS, *options, str(template), "run.yaml")
+        self.id = ""
+
+    def submit(self) -> None:
+        self.id = self.cluster.run("sbatch", "--parsable", *self.options, cwd=self.folder).strip()
+
+    @property
+    def epochs(self) -> int:
+        file = self.folder / "runs/x/metrics.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    @property
+    def state(self) -> str:
+        return self.cluster.state(self.id)
+
+    @property
+    def log(self) -> str:
+        return "".join(f.read_text(errors="replace") for f in sorted(self.folder.glob("lbpar-*.log")))
+
+    def reach(self, epochs: int) -> None:
+        """Wait until so many epochs are done."""
+        wait_for(lambda: self.epochs >= epochs or self.state == "FAILED", f"{epochs} epochs:\n{self.log}")
+
+    def end(self, state: str = "COMPLETED") -> None:
+        """Wait for its end."""
+        wait_for(lambda: self.state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"), f"end of the job:\n{self.log}")
+        assert self.state == state, self.log
+
+    def processes(self) -> list[int]:
+        """Training processes of this job, by what Linux says of them."""
+        found = []
+        mine = f"SLURM_JOB_ID={self.id}".encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                python = b"python" in words[0].rpartition(b"/")[2] and b"lbpar.train" in words
+                if python and mine in (path / "environ").read_bytes().split(b"\0"):
+                    found.append(int(path.name))
+            except OSError:
+                continue
+        return found
+
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture
+def submit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Submit a template: environment as a user of this Python would have it."""
+    cluster.env |= _env() | {
+        "SLURM_CONF": str(cluster.conf),
+        "LBPAR_ENV": sys.prefix,
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    cluster.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    def make(template: Path, *options: str) -> Job:
+        if template == CPU and "pmix" not in cluster.run("srun", "--mpi=list"):
+            pytest.skip("this Slurm has no pmix: apt-get install libpmix2")
+        job = Job(cluster, tmp_path, template, *options)
+        job.submit()
+        return job
+
+    return make
+
+
+def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    """To the last bit."""
+    return found.keys() == expected.keys() and all(np.array_equal(found[k], expected[k]) for k in expected)
+
+
+@pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
+def test_trains_to_the_end(template: Path, submit: Submit, expected: dict[str, np.ndarray]) -> None:
+    job = submit(template)
+    job.end()
+    assert job.epochs == EPOCHS and "-> runs/x" in job.log
+    assert equal(weights(job.folder), expected)
+
+
+def test_a_requeued_job_goes_on_in_the_same_log(
+    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(CPU)
+    job.reach(3)
+    cluster.run("scontrol", "requeue", job.id)
+    job.end()
+    records = [json.loads(line) for line in (job.folder / "runs/x/metrics.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in records] == list(range(1, EPOCHS + 1))
+    assert "resumed after epoch" in job.log and len(list(job.folder.glob("lbpar-*.log"))) == 1
+    assert equal(weights(job.folder), expected)
+
+
+def test_a_killed_rank_ends_the_job_and_another_goes_on(submit: Submit, expected: dict[str, np.ndarray]) -> None:
+    job = submit(CPU)
+    job.reach(2)
+    os.kill(max(job.processes()), signal.SIGKILL)
+    job.end("FAILED")
+    assert job.epochs < EPOCHS
+    job.submit()
+    job.end()
+    assert equal(weights(job.folder), expected)
+
+
+def test_a_job_on_a_drained_node_is_requeued_and_ends(
+    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(MPIRUN)
+    job.reach(2)
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    cluster.run("scontrol", "requeue", job.id)
+    wait_for(lambda: job.state == "PENDING", "pending job")
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+    job.end()
+    assert equal(weights(job.folder), expected)
