@@ -158,7 +158,7 @@ INLINE void maxima(const float *x, idx n, idx c, float *restrict m) {
 }
 
 /* m (n) = maximum over classes; NaN where there is one. */
-int lbpar_softmax_max(const float *x, idx n, idx c, float *m, int threads) {
+int lbpar_softmax_max(const float *x, float *m, idx n, idx c, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         const idx r = share(n, t, threads), count = share(n, t + 1, threads) - r;
@@ -199,7 +199,7 @@ INLINE void sums_part(const float *x, const float *m, const idx *target, idx sta
 }
 
 /* out (3, n): sum exp(x - m); x - m at the target if that is here, else 0; sum (x - m). Here: classes from `start` on. */
-int lbpar_softmax_sums(const float *x, const float *m, const idx *target, idx start, idx n, idx c, double *out,
+int lbpar_softmax_sums(const float *x, const float *m, const idx *target, double *out, idx start, idx n, idx c,
                        int threads) {
 #define PART(C) sums_part(x, m, target, start, n, r, last, C, out, e)
     IN_TILES(PART)
@@ -222,8 +222,8 @@ INLINE void cross_entropy_part(const float *x, const float *m, const double *s, 
 }
 
 /* dx = scale * (softmax - hit * onehot(target) - even). */
-int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n,
-                                 idx c, double even, double hit, double scale, float *dx, int threads) {
+int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s, const idx *target, float *dx,
+                                 idx start, idx n, idx c, double even, double hit, double scale, int threads) {
 #define PART(C) cross_entropy_part(x, m, s, target, start, r, last, C, even, hit, scale, dx, e)
     IN_TILES(PART)
 #undef PART
@@ -247,8 +247,8 @@ INLINE void rank_part(const float *x, const float *m, const double *s, const dou
 
 /* out (n) = number of classes with x - m > at, or equal and before the target; infinite where s, the sum of exponentials, is not
  * finite. Here: classes from `start` on. */
-int lbpar_softmax_rank(const float *x, const float *m, const double *s, const double *at, const idx *target, idx start,
-                       idx n, idx c, double *out, int threads) {
+int lbpar_softmax_rank(const float *x, const float *m, const double *s, const double *at, const idx *target,
+                       double *out, idx start, idx n, idx c, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         const idx r = share(n, t, threads), last = share(n, t + 1, threads);
@@ -278,8 +278,8 @@ INLINE void dice_sums_part(const float *x, const float *m, const double *s, cons
 }
 
 /* out (3, c): sums over positions of softmax where the class is the target's, of softmax, and of targets. */
-int lbpar_dice_sums(const float *x, const float *m, const double *s, const idx *target, idx start, idx n, idx c,
-                    double *out, int threads) {
+int lbpar_dice_sums(const float *x, const float *m, const double *s, const idx *target, double *out, idx start, idx n,
+                    idx c, int threads) {
     const idx w = depth(c) * c + 3 * c;
     double *work = calloc((size_t)(w * threads), sizeof(double));
     if (!work) return 1;
@@ -320,8 +320,8 @@ INLINE void dice_backward_part(const float *x, const float *m, const double *s, 
 }
 
 /* g = rest + hit * onehot(target), per class; inner (n) = sum over classes of g * softmax. */
-int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, idx start, idx n, idx c,
-                        const double *rest, const double *hit, float *g, double *inner, int threads) {
+int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, const double *rest,
+                        const double *hit, float *g, double *inner, idx start, idx n, idx c, int threads) {
 #define PART(C) dice_backward_part(x, m, s, target, start, r, last, C, rest, hit, g, inner, e)
     IN_TILES(PART)
 #undef PART
@@ -342,8 +342,8 @@ INLINE void dice_data_part(const float *x, const float *m, const double *s, cons
 }
 
 /* dx = softmax * (g - inner). */
-int lbpar_dice_backward_data(const float *x, const float *m, const double *s, const float *g, const double *inner, idx n,
-                             idx c, float *dx, int threads) {
+int lbpar_dice_backward_data(const float *x, const float *m, const double *s, const float *g, const double *inner,
+                             float *dx, idx n, idx c, int threads) {
 #define PART(C) dice_data_part(x, m, s, g, inner, r, last, C, dx, e)
     IN_TILES(PART)
 #undef PART
@@ -362,7 +362,7 @@ double lbpar_mse_loss(const float *x, const float *t, idx n, int threads) {
 }
 
 /* dx = factor * (x - t). */
-int lbpar_mse_backward(const float *x, const float *t, idx n, double factor, float *dx, int threads) {
+int lbpar_mse_backward(const float *x, const float *t, float *dx, idx n, double factor, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (idx i = 0; i < n; i++) dx[i] = (float)(factor * ((double)x[i] - t[i]));
     return 0;
@@ -380,7 +380,7 @@ double lbpar_bce_loss(const float *x, const float *t, idx n, int threads) {
 }
 
 /* dx = scale * (sigmoid(x) - t). */
-int lbpar_bce_backward(const float *x, const float *t, idx n, double scale, float *dx, int threads) {
+int lbpar_bce_backward(const float *x, const float *t, float *dx, idx n, double scale, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (idx i = 0; i < n; i++) {
         const double z = x[i], e = exponential(-fabs(z));

@@ -79,7 +79,7 @@ static inline void move(double *out, idx c, double first, double second, double 
 
 /* First and second moments about shift as leading bits and rest each, out (4, c); taken about the first row, so that they do not
  * cancel. Returns 0, or 1 if there is no memory. */
-int lbpar_norm_sums(const float *x, idx n, idx c, const double *shift, double *out, int threads) {
+int lbpar_norm_sums(const float *x, const double *shift, double *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
     if (!centre || !part) return free(centre), free(part), 1;
@@ -139,8 +139,8 @@ static inline __attribute__((always_inline)) void backward_rows(const float *x, 
 }
 
 /* g = dy [+ more] [masked by y > 0], stored where it is not dy itself; out (2, c) = sum(g), invstd * sum(g * (x - mean)). */
-int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more, const float *y, float *g, idx n, idx c,
-                             const double *mean, const double *invstd, double *out, int threads) {
+int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more, const float *y, float *g,
+                             const double *mean, const double *invstd, double *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
     if (!centre || !part) return free(centre), free(part), 1;
@@ -178,8 +178,8 @@ static inline __attribute__((always_inline)) void apply_rows(const float *x, con
 }
 
 /* y = (x - mean) * invstd [* scale] [+ bias] [+ z] [relu]; absent operands are null. */
-int lbpar_norm_apply(const float *x, const float *z, float *y, idx n, idx c, const double *mean, const double *invstd,
-                     const float *scale, const float *bias, int relu, int threads) {
+int lbpar_norm_apply(const float *x, const float *z, float *y, const double *mean, const double *invstd,
+                     const float *scale, const float *bias, idx n, idx c, int relu, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(3 * (size_t)w * sizeof(float));
     if (!v) return 1;
@@ -203,8 +203,8 @@ int lbpar_norm_apply(const float *x, const float *z, float *y, idx n, idx c, con
 }
 
 /* dx = scale * invstd * (dy - sums[0]/count - xhat * sums[1]/count) [+ z], rows of z `stride` floats apart. */
-int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, idx stride, float *dx, idx n, idx c,
-                             const double *mean, const double *invstd, const float *scale, const double *sums,
+int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, float *dx, const double *mean,
+                             const double *invstd, const float *scale, const double *sums, idx stride, idx n, idx c,
                              double count, int threads) {
     const idx w = z ? c : wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(4 * (size_t)w * sizeof(float));
@@ -244,7 +244,9 @@ static inline double offset(const double *sums, idx c, double count, double *var
 }
 
 /* From sums about a shift: out (3, c) = mean, 1 / sqrt(var + eps), biased variance. */
-int lbpar_norm_moments(const double *sums, const double *shift, idx c, double count, double eps, double *out) {
+int lbpar_norm_moments(const double *sums, const double *shift, double *out, idx c, double count, double eps,
+                       int threads) {
+    (void)threads; /* so few elements are one thread's work */
     for (idx j = 0; j < c; j++) {
         out[j] = shift[j] + offset(sums + j, c, count, out + 2 * c + j);
         out[c + j] = 1 / sqrt(out[2 * c + j] + eps);
@@ -253,7 +255,8 @@ int lbpar_norm_moments(const double *sums, const double *shift, idx c, double co
 }
 
 /* Moves the running mean and (unbiased) variance by `momentum` towards those of the batch; sums are about the mean. */
-int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, double momentum, double count) {
+int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, double momentum, double count, int threads) {
+    (void)threads;
     const double unbias = count / (count > 1 ? count - 1 : 1);
     for (idx j = 0; j < c; j++) {
         double v;
@@ -264,7 +267,7 @@ int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, dou
 }
 
 /* out (c) = sum over rows, in double. */
-int lbpar_sum_rows(const float *x, idx n, idx c, float *out, int threads) {
+int lbpar_sum_rows(const float *x, float *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *part = calloc((size_t)(w * threads), sizeof(double)), *all = calloc((size_t)c, sizeof(double));
     if (!part || !all) return free(part), free(all), 1;
@@ -298,15 +301,10 @@ int lbpar_relu_backward(const float *y, const float *dy, float *dx, idx n, int t
     return 0;
 }
 
-/* y = x + z; y may be either. */
-int lbpar_add(const float *x, const float *z, float *y, idx n, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (idx i = 0; i < n; i++) y[i] = x[i] + z[i];
-    return 0;
-}
-
-/* n rows of c floats from one row distance to another. */
-int lbpar_copy(const float *from, idx from_stride, float *to, idx to_stride, idx n, idx c, int threads) {
+/* n rows of c columns, from one row length and first column to others. */
+int lbpar_copy(const float *from, float *to, idx first, idx from_stride, idx at, idx to_stride, idx n, idx c,
+               int threads) {
+    from += first, to += at;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (idx i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, (size_t)c * sizeof(float));
     return 0;

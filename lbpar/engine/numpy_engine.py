@@ -72,6 +72,10 @@ class NumpyEngine(Host, Engine):
     def relu_forward(self, x: Array) -> Array:
         return np.maximum(x, 0)
 
+    def _rectify(self, y: Array) -> Array:
+        """`relu_forward` in place."""
+        return np.maximum(y, 0, out=y)
+
     def relu_backward(self, y: Array, dy: Array) -> Array:
         return keep_where(y > 0, dy)
 

@@ -23,6 +23,7 @@ START = time.perf_counter()
 
 import numpy as np
 
+from lbpar.engine.native.passes import Native
 from lbpar.engine.onednn.engine import OneDnnEngine
 from lbpar.engine.onednn.library import Primitive
 from lbpar.graph.graph import TARGET
@@ -62,6 +63,7 @@ def record(engine: OneDnnEngine, calls: list[Any], keep: list[Any]) -> None:
 
     Primitive.__call__ = call  # type: ignore[method-assign]
     if engine.native is not None:
+        engine.native = Native(engine.native.path, engine.native.threads)  # which has not looked up any function yet
         engine.native.lib = Recorder(engine.native.lib, calls)
 
 

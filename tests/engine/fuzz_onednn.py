@@ -93,7 +93,7 @@ KNOWN = (
 
 
 class GuardedMemory:
-    """Arrays full of NaN, each between two pages that may not be touched; stands in for the engine's `Pool`."""
+    """Arrays full of NaN, each between two pages that may not be touched; stands in for the engine's `Arena`."""
 
     def __init__(self) -> None:
         self.at_end = True
@@ -113,7 +113,7 @@ class GuardedMemory:
         return inside[start : start + nbytes]
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """As `Pool.empty`."""
+        """As `Arena.empty`."""
         dtype = np.dtype(dtype)
         return self.take(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize).view(dtype).reshape(shape)
 
@@ -151,7 +151,7 @@ class Subject:
         self.engine = OneDnnEngine(np.float32, threads=threads, compute=dtype)
         self.engine.native = None  # our own C passes have tests of their own
         self.memory = GuardedMemory()
-        self.engine.pool = self.memory  # type: ignore[assignment]
+        self.engine.arena = self.memory  # type: ignore[assignment]
         context = self.engine._context
         context.area = lambda _, nbytes: context.pointer(self.memory.take(nbytes + SLACK))  # type: ignore[method-assign]
         self.reference = NumpyEngine(np.float64)
@@ -173,7 +173,6 @@ class Subject:
     def kernel(self) -> str:
         """oneDNN's name of the kernel of the last operation."""
         plan = next(iter(self.engine._plans.values()), None)
-        plan = plan[0] if isinstance(plan, tuple) else plan
         run = getattr(plan, "run", getattr(plan, "forward", plan))
         return getattr(run, "implementation", "reference")
 

@@ -44,7 +44,7 @@ def test_bfloat16_is_computed_or_refused(monkeypatch):
     def refuse(*_: object) -> None:
         raise onednn.Refused("no such kernel")
 
-    monkeypatch.setattr(onednn.conv, "Forward", refuse)
+    monkeypatch.setattr(onednn.conv, "Convolution", refuse)
     with pytest.raises(EngineError, match=r"engine\.dtype: bfloat16 needs a processor"):
         get_engine("onednn", "bfloat16", 1)
 

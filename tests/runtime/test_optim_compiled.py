@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.engine.native.engine import Compiled
 from lbpar.engine.native.passes import is_dense, native
-from lbpar.engine.native.updates import CompiledUpdates
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.runtime.optim.adam import Adam, AdamW
 from lbpar.runtime.optim.sgd import SGD
@@ -32,8 +32,8 @@ def needs_passes():
         pytest.skip("no C compiler")
 
 
-def compiled(threads: int | None = None) -> CompiledUpdates:
-    engine = CompiledUpdates()
+def compiled(threads: int | None = None) -> Compiled:
+    engine = Compiled()
     engine.native = native(threads)
     return engine
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -55,6 +56,15 @@ def _library(cache: str, compiler: str) -> Path | None:
         except OSError as error:
             log.info("native passes: %s cannot be used (%s)", folder, error)
     return None
+
+
+def declarations() -> str:
+    """What the compiled library offers, for cffi: the heads of the functions in the sources, every array as an address."""
+    text = "".join(source.read_text() for source in _sources() or ())
+    heads = re.findall(r"^((?:int|int64_t|double) lbpar_\w+\([^)]*\)) {", text, re.MULTILINE)
+    return re.sub(r"(?:const )?\w+ \*(?:restrict )?", "const void *", ";\n".join([*heads, ""])).replace(
+        "idx ", "int64_t "
+    )
 
 
 def _compile(compiler: str, sources: Sequence[Path], folder: Path, name: str) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 from lbpar.engine.base import Array, LocalWindow, Window
@@ -151,7 +152,7 @@ _NOTHING = bytes(64)
 
 
 class _Operand:
-    """Brings an operand into the type and format that a primitive chose, or the result from there; often nothing to do.
+    """An operand in the type and format that a primitive chose, brought there or back; often nothing to do.
 
     Parameters
     ----------
@@ -161,8 +162,8 @@ class _Operand:
     result : whether the operand is written by the primitive
     """
 
-    def __init__(self, context: Context, area: str, plain: Any, chosen: Any, result: bool = False) -> None:
-        self.context, self.area = context, area
+    def __init__(self, context: Context, area: str, plain: Any, chosen: Any, result: bool) -> None:
+        self.context, self.area, self.result = context, area, result
         self.reorder: Primitive | None = None
         if not context.lib.dnnl_memory_desc_equal(plain, chosen):
             self.nbytes = int(context.lib.dnnl_memory_desc_get_size(chosen))
@@ -175,137 +176,102 @@ class _Operand:
             )
 
     def put(self, array: Array) -> Any:
-        """Address of the operand as the primitive wants it."""
+        """Address of the operand as the primitive wants it; of a result, where it shall be written, for `fetch` to finish."""
         address = self.context.pointer(array)
         if self.reorder is None:
             return address
         # Kernels read channels in pairs: where their number is odd, one too many, times a weight of 0, which must not be NaN.
         staged = self.context.area(self.area, self.nbytes + len(_NOTHING))
-        self.reorder(address, staged)
-        self.context.ffi.memmove(staged + self.nbytes, _NOTHING, len(_NOTHING))
+        if not self.result:
+            self.reorder(address, staged)
+            self.context.ffi.memmove(staged + self.nbytes, _NOTHING, len(_NOTHING))
         return staged
 
-    def stage(self, array: Array) -> Any:
-        """Address where the primitive shall write a result meant for ``array``; `fetch` finishes."""
-        if self.reorder is None:
-            return self.context.pointer(array)
-        return self.context.area(self.area, self.nbytes)
-
     def fetch(self, staged: Any, array: Array) -> None:
-        """Move what was written to ``staged`` to ``array``."""
-        if self.reorder is not None:
+        """Move a result that was written to ``staged`` to ``array``."""
+        if self.result and self.reorder is not None:
             self.reorder(staged, self.context.pointer(array))
 
 
-def _hint(context: Context, x: Any, w: Any, y: Any, geometry: Geometry) -> Any:
-    """A forward primitive's descriptor, which backward ones ask for."""
-    arguments = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, context.null, y, *geometry.tail, context.attributes())
-    return Description(context, "convolution_forward", arguments).descriptor
+_ARGUMENTS = {
+    "y": (cdef.ARG_SRC, cdef.ARG_WEIGHTS, cdef.ARG_DST, cdef.ARG_BIAS),
+    "dx": (cdef.ARG_DIFF_SRC, cdef.ARG_WEIGHTS, cdef.ARG_DIFF_DST),
+    "dw": (cdef.ARG_SRC, cdef.ARG_DIFF_WEIGHTS, cdef.ARG_DIFF_DST, cdef.ARG_DIFF_BIAS),
+}
+_NAMES = {"y": "forward", "dx": "backward_data", "dw": "backward_weights"}
 
 
-class Forward:
-    """y = conv(x, w) [+ b], all arrays of the shapes given here. ``compute`` is the type in which x and w multiply."""
+class Convolution:
+    """``y = conv(x, w) [+ b]``, or the gradient dx or dw (and db) of it, for arrays of one shape each.
+
+    Parameters
+    ----------
+    context
+    result : which of x, w and y (or their gradients) is computed from the other two, as float32
+    x_shape, w_shape : shapes of the caller's arrays
+    win, groups, out : window, groups, and output extents
+    bias : whether there is a b, or a db is wanted
+    compute : the type in which the other two multiply, unless `safe_type` knows better
+
+    Attributes
+    ----------
+    crop : the part of x that windows read, or None for all of it; a call takes (or writes) that part
+    x_shape : its shape
+    """
 
     def __init__(
         self,
         context: Context,
+        result: Literal["y", "dx", "dw"],
         x_shape: Sequence[int],
         w_shape: Sequence[int],
-        y_shape: Sequence[int],
-        geometry: Geometry,
+        win: Window,
         groups: int,
+        out: Sequence[int],
         bias: bool,
         compute: int = cdef.F32,
     ) -> None:
-        x, y = context.activation(x_shape, compute), context.activation(y_shape)
-        w = context.weights(w_shape, groups, plain=False, dtype=compute)
-        b = context.rows((w_shape[0],)) if bias else context.null
-        memories = [(cdef.ARG_SRC, x), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DST, y)]
+        geometry = Geometry.of(win, x_shape[1:-1], out)
+        self.crop, self.x_shape = geometry.crop, (x_shape[0], *geometry.spatial, x_shape[-1])
+        compute = safe_type(result, geometry, w_shape[-1], compute)
+        activations, b = (self.x_shape, (x_shape[0], *out, w_shape[0])), context.null
+        plain_x, plain_y = map(context.activation, activations)
+        low_x, low_y = (context.activation(shape, compute) for shape in activations)
+        low_w = context.weights(w_shape, groups, plain=False, dtype=compute)
+        x, y = plain_x if result == "dx" else low_x, plain_y if result == "y" else low_y
+        w = context.weights(w_shape, groups, plain=False) if result == "dw" else low_w
+        if bias:
+            b = context.rows((w_shape[0],))
+        made: tuple[Any, ...] = (cdef.CONV_DIRECT, x, w, y) if result == "dx" else (cdef.CONV_DIRECT, x, w, b, y)
+        hint: tuple[Any, ...] = ()
+        if result == "y":
+            made = (cdef.FORWARD_TRAINING, *made)
+        else:  # a forward primitive's descriptor, which backward ones ask for
+            forward = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, low_x, low_w, context.null, low_y, *geometry.tail)
+            hint = (Description(context, "convolution_forward", (*forward, context.attributes())).descriptor,)
+        chosen = cdef.QUERY_DIFF_WEIGHTS if result == "dw" else cdef.QUERY_WEIGHTS
         self.run = Primitive(
             context,
-            "convolution_forward",
-            (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, w, b, y, *geometry.tail, context.attributes()),
-            [*memories, (cdef.ARG_BIAS, b)] if bias else memories,
+            f"convolution_{_NAMES[result]}",
+            (*made, *geometry.tail, *hint, context.attributes()),
+            list(zip(_ARGUMENTS[result], (x, chosen, y, b) if bias else (x, chosen, y), strict=False)),
         )
-        plain = context.weights(w_shape, groups, plain=True)
-        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
-        self.x = _Operand(context, "first", context.activation(x_shape), x)
+        plain_w = context.weights(w_shape, groups, plain=True)
+        self._x = _Operand(context, "first", plain_x, x, result == "dx")
+        self._w = _Operand(context, "weights", plain_w, self.run.query(chosen), result == "dw")
+        self._y = _Operand(context, "second", plain_y, y, result == "y")
 
-    def __call__(self, x: Array, w: Array, b: Array | None, y: Array) -> None:
-        pointer = self.run.context.pointer
-        extra = () if b is None else (pointer(b),)
-        self.run(self.x.put(x), self.w.put(w), pointer(y), *extra)
-
-
-class BackwardData:
-    """dx from dy and w."""
-
-    def __init__(
-        self,
-        context: Context,
-        x_shape: Sequence[int],
-        w_shape: Sequence[int],
-        y_shape: Sequence[int],
-        geometry: Geometry,
-        groups: int,
-        compute: int = cdef.F32,
-    ) -> None:
-        dx, dy = context.activation(x_shape), context.activation(y_shape, compute)
-        w = context.weights(w_shape, groups, plain=False, dtype=compute)
-        hint = _hint(context, context.activation(x_shape, compute), w, dy, geometry)
-        self.run = Primitive(
-            context,
-            "convolution_backward_data",
-            (cdef.CONV_DIRECT, dx, w, dy, *geometry.tail, hint, context.attributes()),
-            ((cdef.ARG_DIFF_DST, dy), (cdef.ARG_WEIGHTS, cdef.QUERY_WEIGHTS), (cdef.ARG_DIFF_SRC, dx)),
-        )
-        plain = context.weights(w_shape, groups, plain=True)
-        self.w = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_WEIGHTS))
-        self.dy = _Operand(context, "first", context.activation(y_shape), dy)
-
-    def __call__(self, dy: Array, w: Array, dx: Array) -> None:
-        self.run(self.dy.put(dy), self.w.put(w), self.run.context.pointer(dx))
-
-
-class BackwardWeights:
-    """dw, and db if wanted, from x and dy."""
-
-    def __init__(
-        self,
-        context: Context,
-        x_shape: Sequence[int],
-        w_shape: Sequence[int],
-        y_shape: Sequence[int],
-        geometry: Geometry,
-        groups: int,
-        bias: bool,
-        compute: int = cdef.F32,
-    ) -> None:
-        x, dy = context.activation(x_shape, compute), context.activation(y_shape, compute)
-        dw = context.weights(w_shape, groups, plain=False)
-        db = context.rows((w_shape[0],)) if bias else context.null
-        hint = _hint(context, x, context.weights(w_shape, groups, plain=False, dtype=compute), dy, geometry)
-        memories = [(cdef.ARG_SRC, x), (cdef.ARG_DIFF_DST, dy), (cdef.ARG_DIFF_WEIGHTS, cdef.QUERY_DIFF_WEIGHTS)]
-        self.run = Primitive(
-            context,
-            "convolution_backward_weights",
-            (cdef.CONV_DIRECT, x, dw, db, dy, *geometry.tail, hint, context.attributes()),
-            [*memories, (cdef.ARG_DIFF_BIAS, db)] if bias else memories,
-        )
-        plain = context.weights(w_shape, groups, plain=True)
-        self.dw = _Operand(context, "weights", plain, self.run.query(cdef.QUERY_DIFF_WEIGHTS), result=True)
-        self.x = _Operand(context, "first", context.activation(x_shape), x)
-        self.dy = _Operand(context, "second", context.activation(y_shape), dy)
-
-    def __call__(self, x: Array, dy: Array, dw: Array, db: Array | None) -> None:
-        staged = self.dw.stage(dw)
-        extra = () if db is None else (self.run.context.pointer(db),)
-        self.run(self.x.put(x), self.dy.put(dy), staged, *extra)
-        self.dw.fetch(staged, dw)
+    def __call__(self, x: Array, w: Array, y: Array, b: Array | None = None) -> None:
+        """All arrays C-contiguous float32; the result is written into its place among them."""
+        first, weights, second = self._x.put(x), self._w.put(w), self._y.put(y)
+        self.run(first, weights, second, *(() if b is None else (self.run.context.pointer(b),)))
+        self._w.fetch(weights, w)
 
 
 class PointwiseWeights:
     """dw of a 1 x 1 convolution as the product of two matrices of ``rows`` positions."""
+
+    crop = None
 
     def __init__(self, context: Context, rows: int, channels: int, filters: int) -> None:
         left, right = context.desc((filters, rows), (1, filters)), context.rows((rows, channels))
@@ -317,6 +283,24 @@ class PointwiseWeights:
             ((cdef.ARG_SRC, left), (cdef.ARG_WEIGHTS, right), (cdef.ARG_DST, out)),
         )
 
-    def __call__(self, x: Array, dy: Array, dw: Array, db: Array | None) -> None:
+    def __call__(self, x: Array, dw: Array, dy: Array, db: Array | None = None) -> None:
         pointer = self.run.context.pointer
         self.run(pointer(dy), pointer(x), pointer(dw))
+
+
+def weights_gradient(
+    context: Context,
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    win: Window,
+    groups: int,
+    out: Sequence[int],
+    bias: bool,
+    compute: int,
+) -> Convolution | PointwiseWeights:
+    """dw, and db if wanted, by whichever of the two is faster."""
+    rows, single = prod(x_shape[:-1]), groups == 1 and all(dim.kernel == 1 for dim in win)
+    alone = single and Geometry.of(win, x_shape[1:-1], out).pointwise
+    if alone and not bias and rows <= FEW_ROWS and compute == cdef.F32:
+        return PointwiseWeights(context, rows, x_shape[-1], w_shape[0])
+    return Convolution(context, "dw", x_shape, w_shape, win, groups, out, bias, compute)

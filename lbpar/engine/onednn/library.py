@@ -328,6 +328,13 @@ def address_of(ffi: Any) -> Any:
     return partial(backend.from_buffer, kind)
 
 
+def dense(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``a``, copied where it is not C-contiguous float32: oneDNN gets an address and believes it."""
+    if a.dtype == np.float32 and a.flags.c_contiguous:
+        return a
+    return np.ascontiguousarray(a, dtype=np.float32)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a C-contiguous array."""
     strides = [1] * len(shape)

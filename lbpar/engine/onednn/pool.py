@@ -16,29 +16,26 @@ from lbpar.engine.windows import first_tap
 
 
 class Pooling:
-    """Forward and backward primitives of one pooling; ``workspace`` is the size in bytes of what links the two."""
+    """Forward and backward primitives of one pooling.
+
+    Attributes
+    ----------
+    crop : the part of x that windows read, or None for all of it; calls take (or write) that part
+    x_shape : its shape
+    workspace : bytes of what links the two primitives
+    """
 
     def __init__(
-        self,
-        context: Context,
-        algorithm: int,
-        x_shape: Sequence[int],
-        y_shape: Sequence[int],
-        win: Window,
-        in_spatial: Sequence[int],
-        geometry: Geometry,
+        self, context: Context, algorithm: int, whole: tuple[int, ...], y_shape: tuple[int, ...], win: Window
     ) -> None:
-        for dim, n_in, n_out in zip(win, in_spatial, y_shape[1:-1], strict=True):
+        geometry = Geometry.of(win, whole[1:-1], y_shape[1:-1])
+        self.crop, self.x_shape = geometry.crop, (whole[0], *geometry.spatial, whole[-1])
+        for dim, n_in, n_out in zip(win, whole[1:-1], y_shape[1:-1], strict=True):
             if (first_tap(dim, n_in, n_out) < 0).any():
                 raise Refused("a pooling window lies outside the input")
-        x, y = context.activation(x_shape), context.activation(y_shape)
-        shape = [
-            list(geometry.strides),
-            [dim.kernel for dim in win],
-            list(geometry.dilates),
-            list(geometry.before),
-            list(geometry.after),
-        ]
+        x, y = context.activation(self.x_shape), context.activation(y_shape)
+        strides, *others = geometry.tail
+        shape = [strides, [dim.kernel for dim in win], *others]
         forward = (cdef.FORWARD_TRAINING, algorithm, x, y, *shape, context.attributes())
         hint = Description(context, "pooling_forward", forward)
         self.workspace = hint.size(cdef.QUERY_WORKSPACE)
@@ -73,13 +70,11 @@ def matmul(
     )
 
 
-def avg_factors(win: Window, divisors: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float32]] | None:
-    """Per dimension kernel/divisor (0 where that is 0), shaped to broadcast over (*out, C); None where all are 1."""
+def avg_factors(win: Window, divisors: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float32]]:
+    """kernel/divisor (0 where that is 0), shaped to broadcast over (*out, C), for each dimension where it is not 1."""
     factors = []
     for axis, (dim, divisor) in enumerate(zip(win, divisors, strict=True)):
-        divisor = np.asarray(divisor, dtype=np.float64)
-        if np.all(divisor == dim.kernel):
-            continue
-        ratio = np.divide(dim.kernel, divisor, out=np.zeros_like(divisor), where=divisor != 0)
-        factors.append(ratio.astype(np.float32).reshape(-1, *([1] * (len(win) - axis))))
-    return factors or None
+        if not np.all(divisor == dim.kernel):
+            ratio = np.divide(dim.kernel, divisor, out=np.zeros(len(divisor)), where=np.asarray(divisor) != 0)
+            factors.append(ratio.astype(np.float32).reshape(-1, *([1] * (len(win) - axis))))
+    return factors
