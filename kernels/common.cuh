@@ -75,12 +75,62 @@ __device__ __forceinline__ void store_vector(T* p, const Vector<T, N>& v) {
     *reinterpret_cast<Vector<T, N>*>(p) = v;
 }
 
+// How many elements a thread takes at once: 16 bytes.
+template <class T>
+constexpr int LANES = 16 / sizeof(T);
+
+__device__ constexpr int largest(int a) { return a; }
+template <class... More>
+__device__ constexpr int largest(int a, int b, More... more) {
+    return largest(a > b ? a : b, static_cast<int>(more)...);
+}
+
+template <class... P>
+__device__ __forceinline__ bool aligned(const P*... p) {
+    return ((reinterpret_cast<u64>(p) | ...) & 15) == 0;
+}
+
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+// Products and sums that the compiler does not join: rounded one after the other, as on the CPU.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
+
+struct Sigmoid {  // from exp(-|x|), which neither overflows nor loses small values
+    template <class V>
+    __device__ __forceinline__ V operator()(V x) const {
+        const V e = exp(x < 0 ? x : -x);
+        return (x >= 0 ? V(1) : e) / (1 + e);
+    }
+};
 
 // -- loops over a grid --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ i64 grid_thread() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 grid_threads() { return static_cast<i64>(gridDim.x) * blockDim.x; }
+
+// y[i] = f(x[i], ...) for i < n, in steps of up to 16 bytes where all addresses are multiples of that; f takes and gives numbers of
+// accumulation types. y may be one of the x.
+template <class T, class F, class... X>
+__device__ __forceinline__ void map_elements(F f, i64 n, T* y, const X*... x) {
+    constexpr int N = 16 / largest(sizeof(T), sizeof(X)...);
+    i64 done = 0;
+    if (aligned(y, x...)) {
+        done = n - n % N;
+        for (i64 i = grid_thread() * N; i < done; i += grid_threads() * N) {
+            Vector<T, N> out;
+            auto apply = [&](const Vector<X, N>&... in) {
+#pragma unroll
+                for (int j = 0; j < N; ++j) out.v[j] = narrow<T>(f(wide(in.v[j])...));
+            };
+            apply(load_vector<N>(x + i)...);
+            store_vector(y + i, out);
+        }
+    }
+    for (i64 i = done + grid_thread(); i < n; i += grid_threads()) y[i] = narrow<T>(f(wide(x[i])...));
+}
 
 // -- copies to shared memory that a thread does not wait for (sm_80; elsewhere they happen at once) --------------------------------
 

@@ -6,6 +6,8 @@
 
 #define CUDA_ON_CPU 1
 
+#include <math.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -27,10 +29,6 @@
 #define __restrict__ __restrict
 #define __grid_constant__
 #define __align__(n) alignas(n)
-
-using std::isfinite;
-using std::isinf;
-using std::isnan;
 
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
