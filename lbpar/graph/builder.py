@@ -16,12 +16,11 @@ from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
-from lbpar.graph.ops.convolution import Conv, ConvTranspose
-from lbpar.graph.ops.linear import Linear
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, Sigmoid, Tanh
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
+from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
 
 O = TypeVar("O", bound=type[Op])
 

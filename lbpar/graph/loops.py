@@ -7,8 +7,9 @@ operand; legal grids, layouts, collectives, halos and local shapes follow from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
@@ -165,10 +166,7 @@ class Param:
     @property
     def size(self) -> int:
         """Number of elements of the global tensor."""
-        n = 1
-        for d in self.dims:
-            n *= d.extent
-        return n
+        return prod(self.shape)
 
 
 SPATIAL = ("D", "H", "W")
@@ -183,6 +181,16 @@ def plain(shape: Shape, channel: tuple[str, ...] = ("C",)) -> tuple[Index, ...]:
     """Indices of a channels-last tensor whose dimensions are the loops N, [D, H, W], channel."""
     letters = ("N", *spatial_letters(len(shape) - 2))
     return (*(Index(e, (s,)) for e, s in zip(shape, letters, strict=False)), Index(shape[-1], channel))
+
+
+def tensor(value: str, shape: Shape) -> Operand:
+    """A channels-last tensor indexed by its own dimensions."""
+    return Operand(value, plain(shape))
+
+
+def like(value: str, operand: Operand) -> Operand:
+    """Another value with the indices of ``operand`` (a gradient, say)."""
+    return replace(operand, value=value)
 
 
 def tensor_loops(shape: Shape, channel: str = "C") -> tuple[tuple[str, int], ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from lbpar.config.layers import LAYERS, Layer
-from lbpar.graph.loops import Kernel, Operand, Param, Shape, plain
+from lbpar.graph.loops import Kernel, Param, Shape, tensor_loops
+
+Attrs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,18 @@ class Op(ABC):
         """The op with these options; where an option follows from others, it is worked out here."""
         return cls(**options)
 
-    @abstractmethod
     def infer(self, xs: Sequence[Shape]) -> Shape:
-        """Shape of the output from the shapes of the inputs; raises GraphError if they do not fit."""
+        """Shape of the output from the shapes of the inputs (the same, unless an op says otherwise); raises GraphError if they do not fit."""
+        (shape,) = xs
+        return shape
 
-    @abstractmethod
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        """Loops that a grid may split, and their extents."""
+        """Loops that a grid may split, and their extents: the dimensions of the output, unless an op says otherwise."""
+        return dict(tensor_loops(self.infer(xs)))
+
+    def attrs(self) -> Attrs:
+        """The options as attributes of a kernel."""
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self))
 
     def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
         """Loops that a planner may split, and whether only into equal parts."""
@@ -89,13 +96,3 @@ class Input(Op):
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         return ()
-
-
-def x(shape: Shape, i: int = 0, channel: str = "C") -> Operand:
-    """Operand ``x<i>`` indexed by its own dimensions."""
-    return Operand(f"x{i}", plain(shape, (channel,)))
-
-
-def like(value: str, operand: Operand) -> Operand:
-    """Another value with the indices of ``operand`` (a gradient, say)."""
-    return Operand(value, operand.dims, operand.reduce, operand.varying, operand.dtype)

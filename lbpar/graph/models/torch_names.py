@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph, Node
-from lbpar.graph.ops.linear import Linear
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Pointwise
 from lbpar.graph.ops.shape import Concat, Flatten
+from lbpar.graph.ops.weighted import Linear
 from lbpar.text import nearest
 
 Array = NDArray[Any]

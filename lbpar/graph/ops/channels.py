@@ -10,8 +10,8 @@ from typing import ClassVar
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, plain, spatial_letters, tensor_loops
-from lbpar.graph.op import Op, like
+from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, like, plain, tensor, tensor_loops
+from lbpar.graph.op import Op
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,24 @@ class LocalResponseNorm(Op):
     k: float
     options: ClassVar[type[Layer]] = layers.LocalResponseNorm
 
-    def infer(self, xs: Sequence[Shape]) -> Shape:
-        return xs[0]
-
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(xs[0]))
-
     def _windowed(self, value: str, shape: Shape, transposed: bool) -> Operand:
         window = Window(self.size, pad=self.size // 2)
         return Operand(value, (*plain(shape)[:-1], Index(shape[-1], ("C",), window, transposed)))
 
-    def _attrs(self) -> tuple[tuple[str, object], ...]:
-        return (("size", self.size), ("alpha", self.alpha), ("beta", self.beta), ("k", self.k))
-
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         (shape,) = xs
-        reads, writes = (self._windowed("x0", shape, False),), (Operand(v, plain(shape)) for v in ("y", "scale"))
+        reads, writes = (self._windowed("x0", shape, False),), (tensor(v, shape) for v in ("y", "scale"))
         flops = prod(shape) * (2 * self.size + 4)
-        return (Kernel("local_response_norm_forward", tensor_loops(shape), reads, tuple(writes), self._attrs(), flops),)
+        return (Kernel("local_response_norm_forward", tensor_loops(shape), reads, tuple(writes), self.attrs(), flops),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         (shape,) = xs
         loops, n = tensor_loops(shape), prod(shape)
-        x, y, dy, scale, ratio = (Operand(v, plain(shape)) for v in ("x0", "y", "dy", "scale", "ratio"))
+        x, y, dy, scale, ratio = (tensor(v, shape) for v in ("x0", "y", "dy", "scale", "ratio"))
         reads, dx = (x, dy, scale, self._windowed("ratio", shape, True)), like("dx0", x)
         return (  # the first makes what the second sums over channels: one tensor with ghosts instead of three
             Kernel("local_response_norm_ratio", loops, (y, dy, scale), (ratio,), (), 2 * n),
-            Kernel("local_response_norm_backward", loops, reads, (dx,), self._attrs(), n * (self.size + 5)),
+            Kernel("local_response_norm_backward", loops, reads, (dx,), self.attrs(), n * (self.size + 5)),
         )
 
 
@@ -63,16 +54,10 @@ class Softmax(Op):
 
     options: ClassVar[type[Layer]] = layers.Softmax
 
-    def infer(self, xs: Sequence[Shape]) -> Shape:
-        return xs[0]
-
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(xs[0]))
-
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         (shape,) = xs
         loops, n, positions = tensor_loops(shape), prod(shape), plain(shape)[:-1]
-        x, y = Operand("x0", plain(shape)), Operand("y", plain(shape))
+        x, y = tensor("x0", shape), tensor("y", shape)
         peak, sums = Operand("peak", positions, "max"), Operand("sums", positions, dtype="float64")
         return (
             Kernel("softmax_max", loops, (x,), (peak,), (), n),
@@ -83,7 +68,7 @@ class Softmax(Op):
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         (shape,) = xs
         loops, n = tensor_loops(shape), prod(shape)
-        y, dy, dx = (Operand(v, plain(shape)) for v in ("y", "dy", "dx0"))
+        y, dy, dx = (tensor(v, shape) for v in ("y", "dy", "dx0"))
         inner = Operand("inner", plain(shape)[:-1], dtype="float64")
         return (
             Kernel("softmax_inner", loops, (y, dy), (inner,), (), 2 * n),
@@ -107,9 +92,7 @@ class ChannelShuffle(Op):
         return xs[0]
 
     def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        n, *space, c = xs[0]
-        letters = ("N", *spatial_letters(len(space)), "G", "C")
-        return dict(zip(letters, (n, *space, self.groups, c // self.groups), strict=True))
+        return dict(tensor_loops(xs[0])[:-1]) | {"G": self.groups, "C": xs[0][-1] // self.groups}
 
     def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
         return {loop: False for loop in self.loops(xs) if loop not in ("G", "C")}

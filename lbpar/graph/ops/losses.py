@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, prod
 from typing import ClassVar, TypeVar
 
 from lbpar.config import training
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Index, Kernel, Operand, Shape, plain, spatial_letters
+from lbpar.graph.loops import Index, Kernel, Operand, Shape, plain, tensor_loops
 from lbpar.graph.op import Op
 
 F64 = "float64"
@@ -45,8 +46,7 @@ class Loss(Op):
         return dict(_loops(xs[0]))
 
 
-def _loops(shape: Shape) -> tuple[tuple[str, int], ...]:
-    return tuple(zip(("N", *spatial_letters(len(shape) - 2), "F"), shape, strict=True))
+_loops = partial(tensor_loops, channel="F")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer, NormStats
-from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, plain, spatial_letters, tensor_loops
+from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, spatial_letters, tensor, tensor_loops
 from lbpar.graph.op import Op
 
 
@@ -36,12 +36,6 @@ class Norm(Op):
     affine: bool
     stats: NormStats
     options: ClassVar[type[Layer]] = layers.Norm
-
-    def infer(self, xs: Sequence[Shape]) -> Shape:
-        return xs[0]
-
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(xs[0]))
 
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         c = (Index(xs[0][-1], ("C",)),)
@@ -73,37 +67,25 @@ class Norm(Op):
         return Operand(value, (Index(rows), Index(c, ("C",))), "sum", varying, "float64")
 
     def _vectors(self, c: int, *names: str) -> tuple[Operand, ...]:
-        return tuple(Operand(n, (Index(c, ("C",)),)) for n in names)
-
-    def _running(self, c: int, *names: str) -> tuple[Operand, ...]:
-        return tuple(Operand(n, (Index(c, ("C",)),), dtype="float64") for n in names)
+        return tuple(Operand(n, (Index(c, ("C",)),), dtype="float64" if "running" in n else None) for n in names)
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         shape, c = xs[0], xs[0][-1]
         loops, n = tensor_loops(shape), prod(shape)
-        x0, y = Operand("x0", plain(shape)), Operand("y", plain(shape))
+        x0, y = tensor("x0", shape), tensor("y", shape)
         affine = self._vectors(c, "weight", "bias") if self.affine else ()
         eps = (("eps", self.eps),)
         if not training:
-            return (
-                Kernel(
-                    "norm_inference",
-                    loops,
-                    (x0, *self._running(c, "running_mean", "running_var"), *affine),
-                    (y,),
-                    eps,
-                    2 * n,
-                ),
-            )
+            reads = (x0, *self._vectors(c, "running_mean", "running_var"), *affine)
+            return (Kernel("norm_inference", loops, reads, (y,), eps, 2 * n),)
         var = self.varying(xs)
         inside = tuple((name, e) for name, e in loops if name == "C" or name in var)
-        shift = self._running(c, "running_mean")
+        shift = self._vectors(c, "running_mean")
         moments = self._stat("moments", 3, c, var)
+        sums = (self._stat("sums", 4, c, var), *shift)
         return (
             Kernel("norm_sums", loops, (x0, *shift), (self._stat("sums", 4, c),), (), 3 * n),
-            Kernel(
-                "norm_moments", inside, (self._stat("sums", 4, c, var), *shift), (moments,), (*eps, ("shape", shape))
-            ),
+            Kernel("norm_moments", inside, sums, (moments,), (*eps, ("shape", shape))),
             Kernel("norm_apply", loops, (x0, moments, *affine), (y,), (), 2 * n),
         )
 
@@ -111,13 +93,13 @@ class Norm(Op):
         shape, c = xs[0], xs[0][-1]
         loops, n = tensor_loops(shape), prod(shape)
         var = self.varying(xs)
-        x0, dy = Operand("x0", plain(shape)), Operand("dy", plain(shape))
+        x0, dy = tensor("x0", shape), tensor("dy", shape)
         moments = self._stat("moments", 3, c, var)
         out = [Kernel("norm_backward_sums", loops, (x0, dy, moments), (self._stat("dsums", 2, c),), (), 4 * n)]
         if "dx0" in wanted:
             scale = self._vectors(c, "weight") if self.affine else ()
             reads = (x0, dy, moments, self._stat("dsums", 2, c, var), *scale)
-            writes = (Operand("dx0", plain(shape)),)
+            writes = (tensor("dx0", shape),)
             out.append(Kernel("norm_backward_data", loops, reads, writes, (("shape", shape),), 5 * n))
         if self.affine and "dweight" in wanted:
             grads = self._vectors(c, "dweight", "dbias")
@@ -129,6 +111,6 @@ class Norm(Op):
     def update(self, xs: Sequence[Shape]) -> tuple[Kernel, ...]:
         c = xs[0][-1]
         count = prod(xs[0][:-1])
-        running = self._running(c, "running_mean", "running_var")
+        running = self._vectors(c, "running_mean", "running_var")
         attrs = (("momentum", self.momentum), ("count", count))
         return (Kernel("norm_running", (("C", c),), (self._stat("sums", 4, c), *running), running, attrs),)

@@ -10,8 +10,8 @@ from typing import ClassVar
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Kernel, Operand, Shape, plain, tensor_loops
-from lbpar.graph.op import Op, x
+from lbpar.graph.loops import Kernel, Operand, Shape, tensor, tensor_loops
+from lbpar.graph.op import Op
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,12 @@ class Pointwise(Op):
             raise GraphError(f"{self.kind}: got inputs of shapes {', '.join(map(str, xs))}, expected equal shapes.")
         return xs[0]
 
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(xs[0]))
-
-    def attrs(self) -> tuple[tuple[str, object], ...]:
-        return ()
-
     def _kernel(self, name: str, xs: Sequence[Shape], reads: Sequence[Operand], writes: str, **more: object) -> Kernel:
-        attrs = (*self.attrs(), *more.items())
-        y = Operand(writes, plain(xs[0]))
-        return Kernel(name, tensor_loops(xs[0]), tuple(reads), (y,), attrs, prod(xs[0]) * max(1, len(reads) - 1))
+        attrs, flops = (*self.attrs(), *more.items()), prod(xs[0]) * max(1, len(reads) - 1)
+        return Kernel(name, tensor_loops(xs[0]), tuple(reads), (tensor(writes, xs[0]),), attrs, flops)
+
+    def _inputs(self, xs: Sequence[Shape]) -> list[Operand]:
+        return [tensor(f"x{i}", s) for i, s in enumerate(xs)]
 
 
 @dataclass(frozen=True)
@@ -44,10 +40,10 @@ class Activation(Pointwise):
     """y = f(x), whose gradient is a function of y and dy (so x need not be kept)."""
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        return (self._kernel(f"{self.kind}_forward", xs, (x(xs[0]),), "y"),)
+        return (self._kernel(f"{self.kind}_forward", xs, self._inputs(xs), "y"),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        reads = (Operand("y", plain(xs[0])), Operand("dy", plain(xs[0])))
+        reads = (tensor("y", xs[0]), tensor("dy", xs[0]))
         return (self._kernel(f"{self.kind}_backward", xs, reads, "dx0"),)
 
 
@@ -65,9 +61,6 @@ class LeakyRelu(Activation):
     slope: float
     options: ClassVar[type[Layer]] = layers.LeakyRelu
 
-    def attrs(self) -> tuple[tuple[str, object], ...]:
-        return (("slope", self.slope),)
-
 
 @dataclass(frozen=True)
 class Sigmoid(Activation):
@@ -83,9 +76,6 @@ class Tanh(Activation):
     scale: float
     options: ClassVar[type[Layer]] = layers.Tanh
 
-    def attrs(self) -> tuple[tuple[str, object], ...]:
-        return (("scale", self.scale),)
-
 
 @dataclass(frozen=True)
 class Add(Pointwise):
@@ -94,10 +84,10 @@ class Add(Pointwise):
     options: ClassVar[type[Layer]] = layers.Add
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        return (self._kernel("add", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
+        return (self._kernel("add", xs, self._inputs(xs), "y"),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        dy = Operand("dy", plain(xs[0]))
+        dy = tensor("dy", xs[0])
         ins = range(len(xs))
         return tuple(self._kernel("identity", xs, (dy,), f"dx{i}") for i in ins if f"dx{i}" in wanted)
 
@@ -109,10 +99,10 @@ class Multiply(Pointwise):
     options: ClassVar[type[Layer]] = layers.Multiply
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        return (self._kernel("multiply", xs, [x(s, i) for i, s in enumerate(xs)], "y"),)
+        return (self._kernel("multiply", xs, self._inputs(xs), "y"),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        reads = (Operand("dy", plain(xs[0])), *(x(s, i) for i, s in enumerate(xs)))
+        reads = (tensor("dy", xs[0]), *self._inputs(xs))
         ins = range(len(xs))
         return tuple(self._kernel("multiply_backward", xs, reads, f"dx{i}", i=i) for i in ins if f"dx{i}" in wanted)
 
@@ -124,11 +114,8 @@ class Dropout(Pointwise):
     rate: float
     options: ClassVar[type[Layer]] = layers.Dropout
 
-    def attrs(self) -> tuple[tuple[str, object], ...]:
-        return (("rate", self.rate),)
-
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        return (self._kernel("dropout" if training else "identity", xs, (x(xs[0]),), "y"),)
+        return (self._kernel("dropout" if training else "identity", xs, self._inputs(xs), "y"),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        return (self._kernel("dropout", xs, (Operand("dy", plain(xs[0])),), "dx0"),)
+        return (self._kernel("dropout", xs, (tensor("dy", xs[0]),), "dx0"),)

@@ -10,8 +10,9 @@ from typing import ClassVar
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, plain, spatial_letters, tensor_loops
-from lbpar.graph.op import Op, like
+from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, like, plain, spatial_letters, tensor, tensor_loops
+from lbpar.graph.op import Op
+from lbpar.graph.ops.windows import through
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,6 @@ class Concat(Op):
             )
         return (*xs[0][:-1], sum(s[-1] for s in xs))
 
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(self.infer(xs)))
-
     def splits(self, xs: Sequence[Shape]) -> dict[str, bool]:
         return {loop: even for loop, even in super().splits(xs).items() if loop != "C"}
 
@@ -45,13 +43,13 @@ class Concat(Op):
         return out
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        y = Operand("y", plain(self.infer(xs)))
+        y = tensor("y", self.infer(xs))
         return (Kernel("concat", tensor_loops(y.shape), tuple(self._inputs(xs)), (y,)),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        dy = Operand("dy", plain(self.infer(xs)))
-        ops = [like("d" + o.value, o) for o in self._inputs(xs)]
-        return tuple(Kernel("cut", tensor_loops(dy.shape), (dy,), (o,)) for o in ops if o.value in wanted)
+        dy = tensor("dy", self.infer(xs))
+        parts = (like("d" + x.value, x) for x in self._inputs(xs) if "d" + x.value in wanted)
+        return tuple(Kernel("cut", tensor_loops(dy.shape), (dy,), (part,)) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,10 @@ class Flatten(Op):
         return Operand(value, (Index(n, ("N",)), Index(prod(rest), inner)))
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        return (Kernel("reshape", tensor_loops(xs[0]), (Operand("x0", plain(xs[0])),), (self._output("y", xs),)),)
+        return (Kernel("reshape", tensor_loops(xs[0]), (tensor("x0", xs[0]),), (self._output("y", xs),)),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        return (Kernel("reshape", tensor_loops(xs[0]), (self._output("dy", xs),), (Operand("dx0", plain(xs[0])),)),)
+        return (Kernel("reshape", tensor_loops(xs[0]), (self._output("dy", xs),), (tensor("dx0", xs[0]),)),)
 
 
 @dataclass(frozen=True)
@@ -94,23 +92,18 @@ class Upsample(Op):
             raise GraphError(f"upsample: got an input of shape {s}, expected {len(self.factor)} spatial dimensions.")
         return (s[0], *(e * f for e, f in zip(s[1:-1], self.factor, strict=True)), s[-1])
 
-    def loops(self, xs: Sequence[Shape]) -> dict[str, int]:
-        return dict(tensor_loops(self.infer(xs)))
+    def _kernel(self, name: str, over: Shape, read: Operand, write: Operand, flops: int) -> tuple[Kernel, ...]:
+        return (Kernel(name, tensor_loops(over), (read,), (write,), (("factors", self.factor),), flops),)
 
-    def _windows(self) -> tuple[Window, ...]:
-        return tuple(Window(f, f) for f in self.factor)  # one coarse cell covers f fine ones
-
-    def _mixed(self, value: str, shape: Shape, transposed: bool) -> Operand:
-        p = plain(shape)
-        cells = zip(p[1:-1], self._windows(), strict=True)
-        return Operand(value, (p[0], *(Index(i.extent, i.loops, w, transposed) for i, w in cells), p[-1]))
+    def _cells(self, operand: Operand, transposed: bool) -> Operand:
+        return through(operand, [Window(f, f) for f in self.factor], transposed)  # one coarse cell covers f fine ones
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         y = self.infer(xs)
-        reads, writes = (self._mixed("x0", xs[0], True),), (Operand("y", plain(y)),)
-        return (Kernel("upsample_forward", tensor_loops(y), reads, writes, (("factors", self.factor),), prod(y)),)
+        return self._kernel("upsample_forward", y, self._cells(tensor("x0", xs[0]), True), tensor("y", y), prod(y))
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         y = self.infer(xs)
-        reads, writes = (self._mixed("dy", y, False),), (Operand("dx0", plain(xs[0])),)
-        return (Kernel("upsample_backward", tensor_loops(xs[0]), reads, writes, (("factors", self.factor),), prod(y)),)
+        return self._kernel(
+            "upsample_backward", xs[0], self._cells(tensor("dy", y), False), tensor("dx0", xs[0]), prod(y)
+        )
