@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from lbpar.config.section import Count, Flag, Positive, Shape
+from typing import Annotated
+
+from lbpar.config.section import Flag, Shape
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import scaled
+from lbpar.graph.models.parts import Classes, Width, about, scaled
 
 # Index in `features`, filters of (one tower, two towers), kernel, padding, groups of the two-tower form, pooled after.
 LAYERS = (
@@ -18,23 +20,25 @@ LAYERS = (
 
 
 def alexnet(
-    *, classes: Count = 1000, input: Shape | None = None, width: Positive = 1.0, grouped: Flag = False
+    *,
+    classes: Classes = 1000,
+    input: Annotated[
+        Shape | None,
+        about(
+            "Sample shape (H, W, C); by default (224, 224, 3), and (227, 227, 3) where grouped. The classifier takes whatever size "
+            "the last pool leaves."
+        ),
+    ] = None,
+    width: Width = 1.0,
+    grouped: Annotated[
+        Flag,
+        about(
+            "The original: two towers, as convolutions of two groups, 61 M parameters. Its local response normalisation (no parameters) "
+            "is left out."
+        ),
+    ] = False,
 ) -> Graph:
-    """AlexNet.
-
-    Parameters
-    ----------
-    classes : int
-        Size of the output.
-    input : tuple of int, optional
-        Sample shape (H, W, C); by default (224, 224, 3), and (227, 227, 3) where grouped. The classifier takes
-        whatever size the last pool leaves.
-    width : float
-        Factor of all channel counts.
-    grouped : bool
-        The original: two towers, as convolutions of two groups, 61 M parameters. Its local response normalisation
-        (no parameters) is left out.
-    """
+    """AlexNet."""
     two = int(grouped)
     g = GraphBuilder(input or ((227, 227, 3) if grouped else (224, 224, 3)), name="alexnet")
     x = g.input

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from lbpar.config.section import Count, Flag, Fraction, Positive, Shape
+from lbpar.config.section import Count, Flag, Fraction, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import scaled
+from lbpar.graph.models.parts import Width, about, scaled
 
 
 def cosmoflow(
     *,
-    classes: Count = 4,
-    input: Shape = (128, 128, 128, 4),
-    width: Positive = 1.0,
-    variant: Literal["mlperf", "spatial"] = "mlperf",
-    norm: Flag = False,
-    dropout: Fraction = 0.5,
+    classes: Annotated[Count, about("Number of estimated parameters (a regression: train with `loss: mse`).")] = 4,
+    input: Annotated[
+        Shape, about("Sample shape (D, H, W, C); 128, 256 and 512 are usual extents, and give 5, 6 and 7 blocks.")
+    ] = (128, 128, 128, 4),
+    width: Width = 1.0,
+    variant: Annotated[
+        Literal["mlperf", "spatial"],
+        about(
+            '"mlperf": as the MLPerf HPC benchmark, 32 to 512 filters and max pooling. "spatial": as studies of spatial parallelism '
+            "use it, 16 to 256 filters, overlapping average pooling and wider linear layers."
+        ),
+    ] = "mlperf",
+    norm: Annotated[Flag, about("Batch normalisation instead of the convolutions' bias.")] = False,
+    dropout: Annotated[Fraction, about("Rate after the hidden linear layers.")] = 0.5,
 ) -> Graph:
     """CosmoFlow: blocks of convolution, leaky ReLU and a halving pool until about 4 x 4 x 4 is left, then three linear layers.
-
-    Parameters
-    ----------
-    classes : int
-        Number of estimated parameters (a regression: train with ``loss: mse``).
-    input : tuple of int
-        Sample shape (D, H, W, C); 128, 256 and 512 are usual extents, and give 5, 6 and 7 blocks.
-    width : float
-        Factor of all channel counts.
-    variant : {"mlperf", "spatial"}
-        "mlperf": as the MLPerf HPC benchmark, 32 to 512 filters and max pooling. "spatial": as studies of spatial
-        parallelism use it, 16 to 256 filters, overlapping average pooling and wider linear layers.
-    norm : bool
-        Batch normalisation instead of the convolutions' bias.
-    dropout : float
-        Rate after the hidden linear layers.
 
     Notes
     -----

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from lbpar.config.section import Count, Positive, Shape
+from typing import Annotated
+
+from lbpar.config.section import Positive
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import conv_norm_relu, scaled
+from lbpar.graph.models.parts import Classes, Image, about, conv_norm_relu, scaled
 
 # Layers in each of the four dense blocks; all have growth 32 and a stem of 64 filters.
 VARIANTS = {"densenet121": (6, 12, 24, 16), "densenet169": (6, 12, 32, 32), "densenet201": (6, 12, 48, 32)}
 
 
-def densenet(variant: str, /, *, classes: Count = 1000, input: Shape = (224, 224, 3), width: Positive = 1.0) -> Graph:
-    """A densely connected network.
-
-    Parameters
-    ----------
-    variant : str
-        A key of ``VARIANTS``.
-    classes : int
-        Size of the output.
-    input : tuple of int
-        Sample shape (H, W, C).
-    width : float
-        Factor of the growth and of the stem's filters.
-    """
+def densenet(
+    variant: str,
+    /,
+    *,
+    classes: Classes = 1000,
+    input: Image = (224, 224, 3),
+    width: Annotated[Positive, about("Factor of the growth and of the stem's filters.")] = 1.0,
+) -> Graph:
+    """A densely connected network."""
     g = GraphBuilder(input, name=variant)
     growth = scaled(32, width)
     at = "features."

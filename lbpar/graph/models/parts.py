@@ -1,11 +1,28 @@
-"""What several families need: channel counts scaled by a width, and convolution + norm + ReLU."""
+"""What several families need: the options that all have, channel counts scaled by a width, and convolution + norm + ReLU.
+
+The options of a builder are its keyword arguments; their types carry what docs/networks.md says of them.
+"""
 
 from __future__ import annotations
 
-from lbpar.config.section import MOST
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from lbpar.config.section import MOST, Count, Positive, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.arguments import Ints, Pads
 from lbpar.graph.builder import GraphBuilder
+
+
+def about(description: str) -> Any:
+    """Annotation: what docs/networks.md says of an option."""
+    return Field(description=description)
+
+
+Classes = Annotated[Count, about("Size of the output.")]
+Image = Annotated[Shape, about("Sample shape (H, W, C).")]
+Width = Annotated[Positive, about("Factor of all channel counts.")]
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:

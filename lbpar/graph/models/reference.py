@@ -46,31 +46,12 @@ def _families() -> Iterable[str]:
     for name, builder in MODELS.items():
         families.setdefault(builder.func if isinstance(builder, partial) else builder, []).append(name)
     for function, names in families.items():
-        text = inspect.getdoc(function) or ""
-        meanings = _parameters(text)
-        yield f"## {', '.join(names)}\n\n{_code(_paragraph(text))}\n"
+        text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+        yield f"## {', '.join(names)}\n\n{_code(text)}\n"
         yield "| option | value | default | meaning |\n| --- | --- | --- | --- |"
         for option, field in option_types(names[0]).model_fields.items():
-            yield f"| `{option}` | {type_text(field)} | {default_text(field)} | {_code(meanings[option])} |"
+            yield f"| `{option}` | {type_text(field)} | {default_text(field)} | {_code(field.description)} |"
         yield ""
-
-
-def _paragraph(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split())
-
-
-def _parameters(text: str) -> dict[str, str]:
-    """The meanings in the section Parameters of a docstring."""
-    out: dict[str, list[str]] = {}
-    name = ""
-    lines = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0].splitlines()
-    for line in lines:
-        if not line.startswith(" "):
-            name = line.split(" :")[0]
-            out[name] = []
-        else:
-            out[name].append(line.strip())
-    return {k: " ".join(v) for k, v in out.items()}
 
 
 def _code(text: Any) -> str:

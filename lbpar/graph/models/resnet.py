@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lbpar.config.section import Count, Positive, Shape
+from lbpar.config.section import Shape
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import conv_norm_relu, scaled
+from lbpar.graph.models.parts import Classes, Width, about, conv_norm_relu, scaled
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,17 @@ def resnet(
     variant: str,
     /,
     *,
-    classes: Count = 1000,
-    input: Shape | None = None,
-    width: Positive = 1.0,
-    stem: Literal["imagenet", "cifar"] = "imagenet",
+    classes: Classes = 1000,
+    input: Annotated[
+        Shape | None, about("Sample shape (H, W, C); by default (224, 224, 3), with the cifar stem (32, 32, 3).")
+    ] = None,
+    width: Width = 1.0,
+    stem: Annotated[
+        Literal["imagenet", "cifar"],
+        about("7 x 7 convolution of stride 2 and a pool, or, for small images, one 3 x 3 convolution of stride 1."),
+    ] = "imagenet",
 ) -> Graph:
-    """A residual network.
-
-    Parameters
-    ----------
-    variant : str
-        A key of ``VARIANTS``.
-    classes : int
-        Size of the output.
-    input : tuple of int, optional
-        Sample shape (H, W, C); by default (224, 224, 3), with the cifar stem (32, 32, 3).
-    width : float
-        Factor of all channel counts.
-    stem : {"imagenet", "cifar"}
-        7 x 7 convolution of stride 2 and a pool, or, for small images, one 3 x 3 convolution of stride 1.
-    """
+    """A residual network."""
     v = VARIANTS[variant]
     small = stem == "cifar"
     g = GraphBuilder(input or ((32, 32, 3) if small else (224, 224, 3)), name=variant)

@@ -7,7 +7,7 @@ permutation follows from the graph. Networks of one's own work as well, if their
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from lbpar.errors import GraphError
 from lbpar.graph.graph import Graph, Node
+from lbpar.graph.loops import Param, Shape
+from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Pointwise
 from lbpar.graph.ops.shape import Concat, Flatten
@@ -23,10 +25,14 @@ from lbpar.graph.ops.weighted import Linear
 from lbpar.text import nearest
 
 Array = NDArray[Any]
+Orders = Mapping[str, Array | None]
+"""Per node an ``order`` such that our feature j is feature ``order[j]`` of theirs; None where they agree."""
 _COUNTER = "num_batches_tracked"
 
 
-def from_torch(graph: Graph, state_dict: Mapping[str, Any], ignore: Sequence[str] = ()) -> dict[str, Array]:
+def from_torch(
+    graph: Graph, state_dict: Mapping[str, Any], ignore: Sequence[str] = (), flattened: Orders | None = None
+) -> dict[str, Array]:
     """Parameters and running statistics of a graph from a PyTorch state dict.
 
     Parameters
@@ -37,6 +43,8 @@ def from_torch(graph: Graph, state_dict: Mapping[str, Any], ignore: Sequence[str
         What ``module.state_dict()`` returns, or the same as NumPy arrays.
     ignore : sequence of str
         Beginnings of names that the graph lacks and that are to be skipped, such as ``"AuxLogits."``.
+    flattened : mapping of str to array or None, optional
+        Order of the features of a flatten node: ours is theirs[order]. Default: channels first.
 
     Returns
     -------
@@ -64,20 +72,16 @@ def from_torch(graph: Graph, state_dict: Mapping[str, Any], ignore: Sequence[str
             f"state dict: got '{unknown[0]}'{_more(unknown)}, {nearest(unknown[0], list(params))}expected only "
             f"parameters of {graph.name}; list it in `ignore` if it is to be skipped."
         )
-    orders = _feature_orders(graph)
     out = {}
-    for name, param in params.items():
-        node, array = _node(graph, name), _array(state_dict[name])
-        theirs = _torch_shape(param.shape)
+    for name, param, order in _params(graph, flattened):
+        array, theirs = _array(state_dict[name]), _torch_shape(param.shape)
         if array.shape != theirs:
             raise GraphError(f"state dict: '{name}' has shape {array.shape}, expected {theirs}.")
         if array.ndim > 2:
             array = np.moveaxis(array, 1, -1)
-        order = _order(orders, node, name)
         if order is not None:
             array = array[..., order]
-        dtype = np.float64 if param.kind == "statistic" else array.dtype
-        out[name] = np.array(array, dtype=dtype, order="C")
+        out[name] = np.array(array, dtype=np.float64 if param.kind == "statistic" else None, order="C")
     return out
 
 
@@ -102,67 +106,80 @@ def to_torch(graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
     GraphError
         A missing name, or a shape that does not fit.
     """
-    orders = _feature_orders(graph)
     out = {}
-    for name, param in graph.params().items():
+    for name, param, order in _params(graph):
         if name not in params:
             raise GraphError(f"params: got no '{name}', expected an entry for every parameter of {graph.name}.")
-        node, array = _node(graph, name), np.asarray(params[name])
+        array = np.asarray(params[name])
         if array.shape != param.shape:
             raise GraphError(f"params: '{name}' has shape {array.shape}, expected {param.shape}.")
-        order = _order(orders, node, name)
         if order is not None:
             array = array[..., np.argsort(order)]
         if array.ndim > 2:
             array = np.moveaxis(array, -1, 1)
         out[name] = np.array(array, order="C")
         if name.endswith(".running_var"):
-            out[f"{node.name}.{_COUNTER}"] = np.array(0, dtype=np.int64)
+            out[name.replace("running_var", _COUNTER)] = np.array(0, dtype=np.int64)
     return out
 
 
-def _feature_orders(graph: Graph) -> dict[str, Array | None]:
-    """Per node, ``order`` such that our feature j is PyTorch's feature ``order[j]``; None where they agree."""
+def feature_orders(graph: Graph, flattened: Orders | None = None) -> dict[str, Array | None]:
+    """The order of every node's features, from those of its flatten nodes (default: channels first).
+
+    Raises
+    ------
+    GraphError
+        Features of different orders meet, or an op depends on the order.
+    """
     shapes = graph.shapes(1)
     orders: dict[str, Array | None] = {}
     for node in graph.nodes:
         ours = [orders[i] for i in node.inputs]
-        order: Array | None = None
-        if isinstance(node.op, Flatten):
-            _, *spatial, c = shapes[node.inputs[0]]
-            if not spatial:
-                order = ours[0]
-            elif c > 1 and prod(spatial) > 1:
-                order = np.moveaxis(np.arange(c * prod(spatial)).reshape(c, *spatial), 0, -1).ravel()
-        elif isinstance(node.op, Norm):
-            order = ours[0]
-        elif isinstance(node.op, Pointwise):
-            if not all(_same(o, ours[0]) for o in ours[1:]):
-                raise GraphError(f"{node.name}: its inputs are flattened from different shapes; no PyTorch order fits.")
-            order = ours[0]
-        elif isinstance(node.op, Concat) and any(o is not None for o in ours):
-            widths = [shapes[i][-1] for i in node.inputs]
-            parts, start = [], 0
-            for o, width in zip(ours, widths, strict=True):
-                parts.append(start + (np.arange(width) if o is None else o))
-                start += width
-            order = np.concatenate(parts)
-        orders[node.name] = order
+        match node.op:
+            case Flatten() if len(shapes[node.inputs[0]]) > 2:
+                own = _channels_first(shapes[node.inputs[0]]) if flattened is None else flattened[node.name]
+                orders[node.name] = own
+            case Flatten() | Norm() | Softmax():
+                orders[node.name] = ours[0]
+            case Pointwise():
+                if not all(_same(o, ours[0]) for o in ours[1:]):
+                    raise GraphError(
+                        f"{node.name}: its inputs are flattened from different shapes, so that their features are in different orders."
+                    )
+                orders[node.name] = ours[0]
+            case Concat() if any(o is not None for o in ours):
+                orders[node.name] = _joined(ours, [shapes[i][-1] for i in node.inputs])
+            case LocalResponseNorm() | ChannelShuffle() if ours[0] is not None:
+                raise GraphError(f"{node.name}: its input is flattened, expected the channels of an image.")
+            case _:
+                orders[node.name] = None
     return orders
 
 
-def _order(orders: dict[str, Array | None], node: Node, name: str) -> Array | None:
-    """Order of the last dimension of a parameter."""
-    reads_features = isinstance(node.op, Norm) or (isinstance(node.op, Linear) and name == f"{node.name}.weight")
-    return orders[node.inputs[0]] if reads_features else None
+def _channels_first(shape: Shape) -> Array | None:
+    _, *spatial, c = shape
+    if c == 1 or prod(spatial) == 1:
+        return None
+    return np.moveaxis(np.arange(c * prod(spatial)).reshape(c, *spatial), 0, -1).ravel()
+
+
+def _joined(orders: Sequence[Array | None], widths: Sequence[int]) -> Array:
+    starts = np.cumsum([0, *widths[:-1]])
+    parts = zip(starts, orders, widths, strict=True)
+    return np.concatenate([start + (np.arange(width) if order is None else order) for start, order, width in parts])
 
 
 def _same(a: Array | None, b: Array | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _node(graph: Graph, param: str) -> Node:
-    return graph[param.rpartition(".")[0]]
+def _params(graph: Graph, flattened: Orders | None = None) -> Iterator[tuple[str, Param, Array | None]]:
+    """Every parameter, and the order of its last dimension if it goes over features."""
+    orders = feature_orders(graph, flattened)
+    for name, param in graph.params().items():
+        node: Node = graph[name.rpartition(".")[0]]
+        reads_features = isinstance(node.op, Norm) or (isinstance(node.op, Linear) and name.endswith(".weight"))
+        yield name, param, orders[node.inputs[0]] if reads_features else None
 
 
 def _torch_shape(shape: Sequence[int]) -> tuple[int, ...]:

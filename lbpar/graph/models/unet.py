@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from lbpar.config.section import Count, Flag, Positive, Shape
+from typing import Annotated
+
+from lbpar.config.section import Count, Flag, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import scaled
+from lbpar.graph.models.parts import Width, about, scaled
+
+Channels = Annotated[Count, about("Channels of the output.")]
+Depth = Annotated[Count, about("Number of poolings.")]
 
 
 def unet2d(
     *,
-    classes: Count = 2,
-    input: Shape = (256, 256, 1),
-    width: Positive = 1.0,
-    depth: Count = 4,
-    norm: Flag = True,
+    classes: Channels = 2,
+    input: Annotated[Shape, about("Sample shape (H, W, C); H and W must be multiples of 2**depth.")] = (256, 256, 1),
+    width: Width = 1.0,
+    depth: Depth = 4,
+    norm: Annotated[
+        Flag, about("Batch normalisation (which the original lacks) instead of a bias after each 3 x 3 convolution.")
+    ] = True,
 ) -> Graph:
-    """2-D U-Net: 64 filters at full resolution, twice as many at each of ``depth`` levels below.
-
-    Parameters
-    ----------
-    classes : int
-        Channels of the output.
-    input : tuple of int
-        Sample shape (H, W, C); H and W must be multiples of 2**depth.
-    width : float
-        Factor of all channel counts.
-    depth : int
-        Number of poolings.
-    norm : bool
-        Batch normalisation (which the original lacks) instead of a bias after each 3 x 3 convolution.
-    """
+    """2-D U-Net: 64 filters at full resolution, twice as many at each of ``depth`` levels below."""
     _check(2, input, depth)
     levels = [(scaled(64 * 2**i, width),) * 2 for i in range(depth + 1)]
     return _unet("unet2d", 2, input, classes, levels, [pair[0] for pair in levels], not norm, norm, True)
@@ -39,27 +32,20 @@ def unet2d(
 
 def unet3d(
     *,
-    classes: Count = 3,
-    input: Shape = (64, 64, 64, 3),
-    width: Positive = 1.0,
-    depth: Count = 3,
-    norm: Flag = True,
+    classes: Channels = 3,
+    input: Annotated[Shape, about("Sample shape (D, H, W, C); D, H and W must be multiples of 2**depth.")] = (
+        64,
+        64,
+        64,
+        3,
+    ),
+    width: Width = 1.0,
+    depth: Depth = 3,
+    norm: Annotated[
+        Flag, about("Batch normalisation after each 3 x 3 x 3 convolution (which also has a bias, as the original).")
+    ] = True,
 ) -> Graph:
-    """3-D U-Net: the second convolution of a level doubles the channels, so that no pool is a bottleneck.
-
-    Parameters
-    ----------
-    classes : int
-        Channels of the output.
-    input : tuple of int
-        Sample shape (D, H, W, C); D, H and W must be multiples of 2**depth.
-    width : float
-        Factor of all channel counts.
-    depth : int
-        Number of poolings.
-    norm : bool
-        Batch normalisation after each 3 x 3 x 3 convolution (which also has a bias, as the original).
-    """
+    """3-D U-Net: the second convolution of a level doubles the channels, so that no pool is a bottleneck."""
     _check(3, input, depth)
     levels = [(scaled(32 * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
     return _unet("unet3d", 3, input, classes, levels, [b for _, b in levels[1:]], True, norm, False)
