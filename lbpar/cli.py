@@ -23,6 +23,8 @@ COMMANDS: dict[str, str] = {
     "verify": "compare one step on P ranks with the same step on one",
     "study": "strong and weak scaling, measured or predicted; the papers' figures beside our values",
     "data": "make, convert and describe datasets",
+    "slurm": "write a Slurm script for a run file",
+    "env": "versions, machine and environment, for a report",
     "selftest": "check that the engines of this installation work",
     "mpi_setup": "let this virtual environment's mpirun oversubscribe and run as root",
 }
