@@ -74,15 +74,13 @@ class Layer(Section):
         ValueError
             A list is not as long as there are spatial dimensions.
         """
-        out = {}
-        for name in self.own():
-            out[name] = value = getattr(self, name)
-            spread = _spreads(type(self)).get(name)
-            if spread is not None and value is not None:
+        out = {name: getattr(self, name) for name in self.own()}
+        for name, spread in _spreads(type(self)).items():
+            if out[name] is not None:
                 try:
-                    out[name] = spread(value, rank)
+                    out[name] = spread(out[name], rank)
                 except ValueError as error:
-                    raise ValueError(f"{name}: got {shorten(value)}, {error}") from None
+                    raise ValueError(f"{name}: got {shorten(out[name])}, {error}") from None
         return out
 
     @classmethod
@@ -97,13 +95,11 @@ LAYERS: Kinds[Layer] = Kinds("op")
 @cache
 def _spreads(layer: type[Layer]) -> dict[str, Callable[[Any, int], Any]]:
     """Options that are said per spatial dimension, and how one entry is made of them for each."""
-    found = {}
+    found: dict[str, Callable[[Any, int], Any]] = {}
     for name in layer.own():
         field = layer.model_fields[name]
         marks = [*field.metadata, *(m for a in get_args(field.annotation) for m in getattr(a, "__metadata__", ()))]
-        for mark in marks:
-            if isinstance(mark, Custom) and mark.spread is not None:
-                found[name] = mark.spread
+        found.update((name, m.spread) for m in marks if isinstance(m, Custom) and m.spread is not None)
     return found
 
 

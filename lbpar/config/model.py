@@ -11,10 +11,11 @@ from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_s
 
 from lbpar.config.layers import AnyLayer
 from lbpar.config.paths import FilePath
-from lbpar.config.section import Count, Custom, Section, Shape, Text
+from lbpar.config.section import OWN, Count, Custom, Section, Shape, Text
 from lbpar.text import listed, nearest
 
-WAYS = {"name": "NamedModel", "onnx": "OnnxModel", "python": "PythonModel", "layers": "InlineModel"}
+WAYS = ("name", "onnx", "python", "layers")
+"""Fields that say which of the four ways it is."""
 
 
 class _WithOptions(Section):
@@ -128,20 +129,19 @@ class InlineModel(Section):
 
 
 def _choose(data: Any) -> str | None:
-    if isinstance(data, Section):
-        return type(data).__name__
-    given = [w for w in WAYS if isinstance(data, dict) and w in data]
-    return WAYS[given[0]] if len(given) == 1 else None
+    fields = type(data).model_fields if isinstance(data, Section) else data if isinstance(data, dict) else ()
+    given = [w for w in WAYS if w in fields]
+    return f"by {given[0]}" if len(given) == 1 else None
 
 
 AnyModel = Annotated[
-    Annotated[NamedModel, Tag("NamedModel")]
-    | Annotated[PythonModel, Tag("PythonModel")]
-    | Annotated[OnnxModel, Tag("OnnxModel")]
-    | Annotated[InlineModel, Tag("InlineModel")],
+    Annotated[NamedModel, Tag("by name")]
+    | Annotated[PythonModel, Tag("by python")]
+    | Annotated[OnnxModel, Tag("by onnx")]
+    | Annotated[InlineModel, Tag("by layers")],
     Discriminator(
         _choose,
-        custom_error_type="model_choice",
-        custom_error_message=f"exactly one of {', '.join(WAYS)}, as in name: resnet18",
+        custom_error_type=OWN,
+        custom_error_message=f"expected exactly one of {', '.join(WAYS)}, as in name: resnet18",
     ),
 ]

@@ -43,23 +43,20 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
         value = parse_yaml(text[match.end() + 1 :], f"--set {text}")
         here = data
         for i, part in enumerate(parts):
-            last = i == len(parts) - 1
+            key: Any = part
             if isinstance(here, list):
                 if not part.isdigit() or int(part) >= len(here):
                     raise ConfigError(
                         f"--set {text}: {'.'.join(parts[:i])} is a list of {len(here)}; got '{part}', "
                         f"expected an entry from 0 to {len(here) - 1}."
                     )
-                key: Any = int(part)
-            elif isinstance(here, dict):
-                key = part
-            else:
+                key = int(part)
+            elif not isinstance(here, dict):
                 at = ".".join(parts[:i]) or "the file"
                 raise ConfigError(f"--set {text}: {at} is {shorten(here)}, which has no field '{part}'.")
-            if last:
+            if i == len(parts) - 1:
                 here[key] = value
-            else:
-                if isinstance(here, dict) and here.get(key) is None:
-                    here[key] = {}
-                here = here[key]
+            elif isinstance(here, dict) and here.get(key) is None:
+                here[key] = {}
+            here = here[key]
     return data

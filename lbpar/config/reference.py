@@ -60,15 +60,12 @@ def render() -> str:
         else:
             parts.append(f"## `{name}`\n\n{field.description} One of:\n")
             for s in sections:
-                parts += [f"### `{name}`: {_way(s)}\n", *_section(s, name)]
+                parts += [f"### `{name}`: {_WAYS[s]}\n", *_section(s, name)]
     parts += ["## Plan files\n", *_section(PlanFile, "")]
     return "\n".join(parts)
 
 
-def _way(section: type[Section]) -> str:
-    return {NamedModel: "by name", PythonModel: "a Python function", OnnxModel: "an ONNX file", InlineModel: "inline"}[
-        section
-    ]
+_WAYS = {NamedModel: "by name", PythonModel: "a Python function", OnnxModel: "an ONNX file", InlineModel: "inline"}
 
 
 def _section(section: type[Section], path: str) -> Iterator[str]:

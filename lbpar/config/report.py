@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from lbpar.config.section import Section
+from lbpar.config.section import OWN, Section
 from lbpar.errors import ConfigError
 from lbpar.text import nearest, shorten
 
@@ -16,16 +16,7 @@ MOST_SHOWN = 20
 
 
 def check(cls: type[T], data: Any, source: str) -> T:
-    """Make a section from plain data.
-
-    Parameters
-    ----------
-    cls : type
-        The section to make.
-    data : Any
-        Nested dicts, lists and scalars.
-    source : str
-        Where the data came from; opens the message.
+    """Make a section from plain data that came from ``source``, a name that opens every message.
 
     Raises
     ------
@@ -89,57 +80,33 @@ def _walk(loc: tuple[int | str, ...], data: Any, missing: bool) -> tuple[str, An
     return path, holder
 
 
+_ALLOWED = {
+    "int_type": "a whole number",
+    "float_type": "a number (in YAML a number has no quotes)",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "dict_type": "a block of fields",
+    "model_type": "a block of fields",
+    "tuple_type": "a list",
+    "literal_error": "one of {expected}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+}
+
+
 def _expected(e: ErrorDetails) -> str:
     """Say what would have been right, from the kind of a failure."""
-    ctx: dict[str, Any] = e.get("ctx", {})
-    match e["type"]:
-        case "value_error":
-            return str(ctx["error"]).rstrip(".")
-        case "literal_error":
-            return f"{_near(e['input'], ctx['expected'])}expected one of {ctx['expected']}"
-        case "kind":
-            return e["msg"]
-        case "int_type" | "int_parsing" | "int_from_float":
-            return "expected a whole number"
-        case "float_type" | "float_parsing":
-            return "expected a number (in YAML a number has no quotes)"
-        case "finite_number":
-            return "expected a finite number"
-        case "bool_type" | "bool_parsing":
-            return "expected true or false"
-        case "string_type":
-            return "expected a text"
-        case "string_too_short":
-            return "expected a text that is not empty"
-        case "greater_than":
-            return f"expected more than {_number(ctx['gt'])}"
-        case "greater_than_equal":
-            return f"expected at least {_number(ctx['ge'])}"
-        case "less_than":
-            return f"expected less than {_number(ctx['lt'])}"
-        case "less_than_equal":
-            return f"expected at most {_number(ctx['le'])}"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return "expected a block of fields"
-        case "tuple_type" | "list_type":
-            return "expected a list"
-        case "none_required":
-            return "expected null"
-        case "model_choice":
-            return "expected " + e["msg"]
-        case "too_short":
-            return f"expected at least {ctx['min_length']} entries"
-        case "too_long":
-            return f"expected at most {ctx['max_length']} entries"
-        case _:
-            return "expected: " + e["msg"][:1].lower() + e["msg"][1:]
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
-
-
-def _near(given: Any, quoted: str) -> str:
-    """Suggest the closest of a quoted, comma-separated list of choices."""
-    choices = [c.strip().strip("'") for c in quoted.replace(" or ", ", ").split(",")]
-    return nearest(given, choices) if isinstance(given, str) else ""
+    ctx = {name: f"{v:g}" if isinstance(v, float) else v for name, v in e.get("ctx", {}).items()}
+    if e["type"] == "value_error":
+        return str(ctx["error"]).rstrip(".")
+    if e["type"] == OWN:
+        return e["msg"]
+    near = ""
+    if e["type"] == "literal_error" and isinstance(e["input"], str):
+        near = nearest(e["input"], [c.strip(" '") for c in ctx["expected"].replace(" or ", ", ").split(",")])
+    return f"{near}expected {_ALLOWED[e['type']].format(**ctx)}" if e["type"] in _ALLOWED else f"expected: {e['msg']}"

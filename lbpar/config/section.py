@@ -64,8 +64,12 @@ class Custom:
         return core_schema.no_info_plain_validator_function(self.check)
 
 
+OWN = "own"
+"""Type of mistakes whose message is ours."""
+
+
 def _mistake(text: str) -> PydanticCustomError:
-    return PydanticCustomError("kind", "{text}", {"text": text})
+    return PydanticCustomError(OWN, "{text}", {"text": text})
 
 
 class Kinds(Generic[S]):
@@ -166,52 +170,41 @@ def _spread_pads(value: Pads, rank: int) -> tuple[tuple[int, int], ...]:
     return tuple((p, p) if isinstance(p, int) else p for p in spread(value, rank))
 
 
-def _per_dim(least: int) -> Callable[[Any], int | tuple[int, ...]]:
-    def check(value: Any) -> int | tuple[int, ...]:
+def _per_dim(least: int, pairs: bool = False) -> Callable[[Any], Pads]:
+    """Check a number, or a list of one per spatial dimension: numbers, and with ``pairs`` also [before, after]."""
+
+    def entry(value: Any) -> int | tuple[int, int] | None:
         if is_int(value, least):
             return int(value)
-        if isinstance(value, (list, tuple)) and value and all(is_int(v, least) for v in value):
-            return tuple(value)
+        pair = pairs and isinstance(value, (list, tuple)) and len(value) == 2 and all(is_int(v, least) for v in value)
+        return (value[0], value[1]) if pair else None
+
+    def check(value: Any) -> Pads:
+        if is_int(value, least):
+            return int(value)
+        if isinstance(value, (list, tuple)) and value:
+            entries = [entry(v) for v in value]
+            if None not in entries:
+                return tuple(entries)  # type: ignore[arg-type]
         raise ValueError(
             f"expected a whole number of at least {least} (and less than 2³¹), or a list of them, one per spatial dimension"
+            + (", or of [before, after]" if pairs else "")
         )
 
     return check
 
 
-Sizes = Annotated[
-    int | tuple[int, ...], Custom(_per_dim(1), "whole number ≥ 1, or a list of them, one per spatial dimension", spread)
-]
-
 Pads = int | tuple[int | tuple[int, int], ...]
-
-
-def _pad(value: Any) -> Pads:
-    if is_int(value, 0):
-        return int(value)
-    if isinstance(value, (list, tuple)) and value:
-        out: list[int | tuple[int, int]] = []
-        for v in value:
-            if is_int(v, 0):
-                out.append(v)
-            elif isinstance(v, (list, tuple)) and len(v) == 2 and all(is_int(e, 0) for e in v):
-                out.append((v[0], v[1]))
-            else:
-                break
-        else:
-            return tuple(out)
-    raise ValueError(
-        "expected a whole number of at least 0, or a list with one entry per spatial dimension, "
-        "each a whole number or [before, after]"
-    )
-
-
+_SHOWN = "or a list of them, one per spatial dimension"
+Sizes = Annotated[int | tuple[int, ...], Custom(_per_dim(1), f"whole number ≥ 1, {_SHOWN}", spread)]
+Naturals = Annotated[int | tuple[int, ...], Custom(_per_dim(0), f"whole number ≥ 0, {_SHOWN}", spread)]
 Pad = Annotated[
     Pads,
-    Custom(_pad, "whole number ≥ 0, or a list per spatial dimension of numbers or [before, after]", _spread_pads),
-]
-Naturals = Annotated[
-    int | tuple[int, ...], Custom(_per_dim(0), "whole number ≥ 0, or a list of them, one per spatial dimension", spread)
+    Custom(
+        _per_dim(0, pairs=True),
+        "whole number ≥ 0, or a list per spatial dimension of numbers or [before, after]",
+        _spread_pads,
+    ),
 ]
 
 

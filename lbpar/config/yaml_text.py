@@ -6,6 +6,7 @@ PyYAML follows YAML 1.1; the resolvers here are those of YAML 1.2's core schema 
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,14 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{source}: {where}not valid YAML: {e.problem or e.context}.") from None
-    except yaml.YAMLError as e:
-        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(e).split())}.") from None
+        fault = f"{where}not valid YAML: {e.problem or e.context}"
     except _Refused as e:
-        raise ConfigError(f"{source}: {e}.") from None
+        fault = str(e)
     except RecursionError:
-        raise ConfigError(f"{source}: not valid YAML: nested too deeply.") from None
-    except (ValueError, OverflowError) as e:
-        raise ConfigError(f"{source}: not valid YAML: {e}.") from None
+        fault = "not valid YAML: nested too deeply"
+    except (yaml.YAMLError, ValueError, OverflowError) as e:
+        fault = f"not valid YAML: {' '.join(str(e).split())}"
+    raise ConfigError(f"{source}: {fault}.")
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -97,21 +97,20 @@ def _check_size(root: yaml.Node) -> None:
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
-        key = id(node)
-        if key in sizes:
-            if not sizes[key]:
+        if (known := sizes.get(id(node))) is not None:
+            if not known:
                 raise _Refused(node.start_mark.line + 1, "an alias may not stand for what it is part of")
-            return sizes[key]
-        sizes[key] = 0  # while it is counted
-        children = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
-        sizes[key] = 1 + sum(map(size, parts))
-        if sizes[key] > MOST_ENTRIES:
+            return known
+        sizes[id(node)] = 0  # while it is counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        flat = chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+        sizes[id(node)] = total = 1 + sum(map(size, flat))
+        if total > MOST_ENTRIES:
             raise _Refused(
                 node.start_mark.line + 1,
                 f"this holds more than {MOST_ENTRIES} entries, aliases written out; expected fewer",
             )
-        return sizes[key]
+        return total
 
     size(root)
 
