@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -26,9 +25,7 @@ from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig, load_run_file, make_run
 from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
-from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
@@ -36,12 +33,12 @@ from lbpar.program.words import program_rows
 from lbpar.train import command
 from lbpar.train.directory import Resume, run_config
 from lbpar.train.evaluator import Evaluator
-from lbpar.train.setup import build_graph, build_plan, check_asked, join
+from lbpar.train.setup import build_graph, build_plan, join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import together
-from lbpar.verify.run import Verification, check_numbers, named_plans, verify_plans
+from lbpar.verify.run import Verification, verify
 
 __all__ = [
     "RunConfig",
@@ -109,7 +106,7 @@ def make_plan(
     PlanError
         A layer or loop does not exist, ways do not fit the processes, or the plan file is for something else.
     """
-    graph = _network(config, graph)
+    graph = build_graph(config, graph)
     procs = procs or config.parallel.procs or 1
     if plan_file is not None:
         parallel = config.parallel.model_copy(update={"strategy": str(plan_file), "layers": {}})
@@ -144,82 +141,6 @@ def explain(
         With the keys ``layer``, ``op``, ``grid``, ``collectives`` and ``bytes/step``.
     """
     return program_rows(lower(graph, plan, batch, training=training), rank, np.dtype(dtype))
-
-
-def verify(
-    config: RunConfig,
-    graph: Graph | None = None,
-    plan: Plan | None = None,
-    *,
-    procs: int | None = None,
-    random_plans: int = 0,
-    seed: int = 1,
-    batch: int | None = None,
-    engine: str | None = None,
-    dtype: str = "float64",
-) -> Verification:
-    """Run one training step on P ranks, and on one by NumPy in float64, on random samples, and compare every tensor.
-
-    Collective over all ranks. Under mpirun the ranks are real; alone, they are simulated in this process.
-
-    Parameters
-    ----------
-    config : RunConfig
-    graph : Graph, optional
-        With its loss; default: the network of the run file.
-    plan : Plan, optional
-        Default: the run file's.
-    procs : int, optional
-        Ranks to simulate; default ``parallel.procs``, or 4. Must be left out under mpirun.
-    random_plans : int
-        Also try so many plans of random legal grids.
-    seed : int
-        Of the random plans, weights and samples.
-    batch : int, optional
-        Samples; default: the run file's.
-    engine : {"numpy", "onednn", "auto"}, optional
-        Kernels of the ranks; default: numpy for float64, else auto.
-    dtype : {"float64", "float32", "bfloat16"}
-        Type that the ranks compute in.
-
-    Returns
-    -------
-    Verification
-        ``equal(tolerance)``, ``worst``, ``tensors``, and per plan the bytes that were sent.
-
-    Raises
-    ------
-    ConfigError
-        The processes do not fit the plan or the job, or nothing would be compared.
-    PlanError
-        The run file's plan cannot be made.
-
-    Notes
-    -----
-    The relative difference of a tensor is its largest absolute difference over its largest absolute value; tensors that
-    are a thousand times smaller than the largest of their kind are judged on that scale.
-    """
-    graph = _network(config, graph)
-    batch = config.train.batch if batch is None else batch
-    transport, asked = connect(), {"procs": procs, "batch": batch, "random_plans": random_plans, "engine": engine}
-    check_asked(transport, config, graph, **asked, seed=seed, plan=plan is not None)
-    check_numbers(procs, batch, random_plans)
-    size = transport.size
-    wanted = plan.grid.size if plan is not None else procs
-    if wanted is not None and procs not in (None, wanted):
-        raise ConfigError(f"verify: got procs={procs} and a plan for {wanted}; leave one of them out.")
-    if size > 1 and wanted not in (None, size):
-        raise ConfigError(
-            f"verify: got {wanted} processes, but {size} ranks were started; leave procs out under mpirun."
-        )
-    name = "plan"
-    if plan is None:
-        name = config.parallel.strategy
-        plan = build_plan(config, graph, size if size > 1 else wanted or config.parallel.procs or 4, batch, transport)
-    plans = named_plans(name, plan, graph, batch, random_plans, seed)
-    result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport, dtype)
-    transport.close()
-    return result
 
 
 @dataclass
@@ -260,12 +181,9 @@ class Trained(Generic[E]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close &= (
-            error is None or self.trainer.transport.size == 1
-        )  # the others may not come to free communicators
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # After a failure the others may not come to free communicators.
+        self._close &= error is None or self.trainer.transport.size == 1
         self.close()
 
 
@@ -306,8 +224,8 @@ def train(
         The loss is not finite.
     """
     started = perf_counter()
-    trainer, goes_on, own = _trainer(config, graph, plan, transport, write, resume)
-    trained = Trained(trainer, _close=own)
+    trainer, goes_on = command.start(config, graph, plan, transport, write, resume)
+    trained = Trained(trainer, _close=transport is None)
     with ExitStack() as on_error:
         on_error.push(trained)
         if write:
@@ -355,11 +273,7 @@ def evaluate(
     ConfigError
         The run file names no test data.
     """
-    folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
-    own = transport is None
-    graph = _network(config, graph)
-    plan, transport = join(config, graph, plan, transport, checkpoint=checkpoint)
-    with Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own) as trained:
+    with _restored(config, graph, plan, transport, transport is None, checkpoint, checkpoints) as trained:
         return trained.evaluate()
 
 
@@ -396,29 +310,18 @@ def restore(
     with together(transport):
         config = run_config(as_path(run), transport.size, overrides, allow_code)
         graph = build_graph(config)
-    plan, transport = join(config, graph, None, transport, own, checkpoint=checkpoint)
-    folder = Path(config.run.out) / "checkpoints"
-    return Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own)
+    return _restored(config, graph, None, transport, own, checkpoint)
 
 
-def _network(config: RunConfig, graph: Graph | None) -> Graph:
-    """The network of the run file, or the one that was given; ``parallel.norm`` holds for both."""
-    return build_graph(config) if graph is None else with_norm_stats(graph, config.parallel.norm)
-
-
-def _trainer(
+def _restored(
     config: RunConfig,
     graph: Graph | None,
     plan: Plan | None,
     transport: Transport | None,
-    write: bool = False,
-    resume: Resume = False,
-) -> tuple[Trainer, bool, bool]:
-    """A trainer, whether it is to go on from a checkpoint, and whether its transport was made here."""
-    graph, own = _network(config, graph), transport is None
-    plan, transport = join(config, graph, plan, transport, write=write, resume=resume)
-    if resume and not write:
-        raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
-    if write:
-        return *command.start(config, graph, plan, transport, resume), own
-    return Trainer.alike(config, graph, plan, transport), False, own
+    own: bool,
+    checkpoint: str | int,
+    checkpoints: str | Path | None = None,
+) -> Trained[Evaluator]:
+    graph, plan, transport = join(config, graph, plan, transport, own, checkpoint=checkpoint)
+    folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
+    return Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own)

@@ -13,17 +13,17 @@ from typing import Any
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.model import PythonModel
 from lbpar.config.run_file import RunConfig, dump
-from lbpar.errors import CheckpointError
+from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
-from lbpar.train.directory import Resume, check_directory, check_metrics, make_directory
+from lbpar.train.directory import Resume, check_directory, make_directory
 from lbpar.train.json_text import write_text
 from lbpar.train.lock import RunLock, check_free
-from lbpar.train.metrics import MetricsWriter
+from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, process_seconds, report, say, state_bytes
-from lbpar.train.setup import build_graph, join
+from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
@@ -52,31 +52,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`."""
     started = perf_counter() - process_seconds()
     args = parser().parse_args(argv)
-    config = given_run(args)
-    graph = build_graph(config)
     if (launched_ranks() or (1, 0))[1] > 0:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
-    plan, transport = join(config, graph, resume=args.resume)
-    trainer, goes_on = start(config, graph, plan, transport, args.resume)
+    trainer, goes_on = start(given_run(args), write=True, resume=args.resume)
     with closing(trainer):
         run(trainer, goes_on, started)
-    transport.close()
+    trainer.transport.close()
     return 0
 
 
 def start(
-    config: RunConfig, graph: Graph, plan: Plan, transport: Transport, resume: Resume = False
+    config: RunConfig,
+    graph: Graph | None = None,
+    plan: Plan | None = None,
+    transport: Transport | None = None,
+    write: bool = True,
+    resume: Resume = False,
 ) -> tuple[Trainer, bool]:
-    """A trainer that may write into ``run.out``, and whether it is to go on from a checkpoint. Collective over all ranks.
+    """A trainer, and whether it is to go on from a checkpoint. Collective over all ranks; see `lbpar.api.train`.
 
     Raises
     ------
     LbparError
         The run cannot start; then nothing was made.
     """
-    out = Path(config.run.out)
-    root = transport.rank == 0
-    goes_on = False
+    graph, plan, transport = join(config, graph, plan, transport, write=write, resume=resume)
+    out, root, goes_on = Path(config.run.out), transport.rank == 0, False
+    if not write:
+        if resume:
+            raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
+        return Trainer.alike(config, graph, plan, transport), False
     with together(transport):
         if root:
             check_free(out)
@@ -86,7 +91,8 @@ def start(
     trainer.check_batches()
     with together(transport):
         if root:  # last, so that nothing is made for a run that cannot start
-            check_metrics(config.run.metrics)
+            if config.run.metrics.tensorboard:
+                tensorboard_messages()
             make_directory(config.run)
     return trainer, goes_on
 
@@ -184,7 +190,7 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
 def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:
     mode = trainer.config.run.progress
     label = f"epoch {trainer.epoch + 1}/{trainer.config.train.epochs}"
-    with Progress(trainer.batches_left, enabled=root and mode != "none", mode=mode, label=label) as bar:
+    with Progress(trainer.batches_left, enabled=root, mode=mode, label=label) as bar:
         record = trainer.train_epoch(lambda result, lr: bar.update(1, loss=result.loss, lr=lr))
     if root and mode != "none":  # results belong to standard output, whatever the bar is shown on
         shown = [k for k in ("loss", "accuracy", "test_loss", "test_accuracy", "images_per_s") if k in record]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from errno import EACCES, EISDIR, ENOTDIR
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from lbpar.config.plan_file import load_plan_file
-from lbpar.config.run import Metrics, OutputConfig
+from lbpar.config.run import OutputConfig
 from lbpar.config.run_file import RunConfig, make_run
 from lbpar.config.yaml_text import read_yaml
-from lbpar.errors import CheckpointError, ConfigError
+from lbpar.errors import CheckpointError
 from lbpar.train.checkpoint import latest
 
 Resume = bool | Literal["auto"]
@@ -71,20 +70,6 @@ def _has_records(metrics: Path) -> bool:
         return metrics.is_file() and metrics.stat().st_size > 0
     except OSError:
         return False
-
-
-def check_metrics(metrics: Metrics) -> None:
-    """Refuse TensorBoard events where the package is missing.
-
-    Raises
-    ------
-    ConfigError
-        See above.
-    """
-    if metrics.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError(
-            "run.metrics.tensorboard: the package tensorboard is not installed. Install lbpar[tensorboard], or set it to false."
-        )
 
 
 def make_directory(config: OutputConfig) -> None:

@@ -15,7 +15,6 @@ import os
 import platform
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from lbpar.errors import CheckpointError
@@ -86,9 +85,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.release()
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lbpar.errors import CheckpointError, ConfigError
@@ -57,7 +56,7 @@ class MetricsWriter:
         out = Path(out_dir)
         self._path, self._table = out / "metrics.jsonl", out / "metrics.csv" if csv else None
         if tensorboard:
-            _tensorboard()  # a missing package must show before a file is touched
+            tensorboard_messages()  # a missing package must show before a file is touched
         kept = [] if resume_step is None else read_metrics(self._path, resume_step)
         self._rows = [_flatten(record) for record in kept]
         write_text(self._path, "".join(dumps(record) + "\n" for record in kept))
@@ -99,9 +98,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         with suppress(CheckpointError) if error is not None else nullcontext():  # what could not be written fails again
             self.close()
 
@@ -148,7 +145,7 @@ class _Events:
     """TensorBoard event files, by TensorBoard's record writer on a plain file: no thread, no TensorFlow, no PyTorch."""
 
     def __init__(self, out: Path, resume_step: int | None) -> None:
-        self._event, self._summary, session, writer = _tensorboard()
+        self._event, self._summary, session, writer = tensorboard_messages()
         if resume_step is None:
             for stale in out.glob("events.out.tfevents.*"):
                 with suppress(OSError):
@@ -175,7 +172,7 @@ class _Events:
             self._writer.flush()
 
 
-def _tensorboard() -> tuple[Any, Any, Any, Any]:
+def tensorboard_messages() -> tuple[Any, Any, Any, Any]:
     """TensorBoard's messages for events, summaries and sessions, and its record writer; ConfigError without the package."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

@@ -14,6 +14,7 @@ from lbpar.data.normalise import Normalisation
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph, Node
 from lbpar.graph.load import load_graph
+from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
@@ -23,8 +24,10 @@ from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike, together
 
 
-def build_graph(config: RunConfig) -> Graph:
-    """The network of a run file, with the norm statistics of ``parallel.norm``, followed by its loss."""
+def build_graph(config: RunConfig, graph: Graph | None = None) -> Graph:
+    """The network of a run file, followed by its loss, or the one that is given; ``parallel.norm`` holds for both."""
+    if graph is not None:
+        return with_norm_stats(graph, config.parallel.norm)
     return load_graph(config.model, config.parallel.norm).with_loss(build_loss(config.train))
 
 
@@ -94,19 +97,19 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def join(
     config: RunConfig,
-    graph: Graph,
+    graph: Graph | None = None,
     plan: Plan | None = None,
     transport: Transport | None = None,
     own: bool = False,
     **options: object,
-) -> tuple[Plan, Transport]:
+) -> tuple[Graph, Plan, Transport]:
     """Meet the other ranks, make sure that all were asked for the same, and agree on the plan. Collective over all ranks.
 
     Parameters
     ----------
-    config, graph, **options
+    config, **options
         See `check_asked`.
-    plan : Plan, optional
+    graph, plan, optional
         Default: the run file's.
     transport : Transport, optional
         Default: that of this job.
@@ -115,14 +118,15 @@ def join(
 
     Returns
     -------
-    Plan, Transport
-        Of the same grid.
+    Graph, Plan, Transport
+        The last two of the same grid.
 
     Raises
     ------
     LbparError
         The ranks disagree, or their number, the plan and the transport do not fit.
     """
+    graph = build_graph(config, graph)
     own, given = own or transport is None, plan is not None
     transport = connect() if transport is None else transport
     check_asked(transport, config, graph, **options, plan=given)
@@ -133,12 +137,12 @@ def join(
     if plan.grid.size != transport.size:
         raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
     if own:
-        return plan, connect_to(plan.grid, transport)
+        return graph, plan, connect_to(plan.grid, transport)
     if transport.grid != plan.grid:
         raise ConfigError(
             f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."
         )
-    return plan, transport
+    return graph, plan, transport
 
 
 def connect_to(grid: Grid, transport: Transport | None = None) -> Transport:

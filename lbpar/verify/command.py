@@ -9,13 +9,11 @@ from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.output import write_output
 from lbpar.config.paths import path_option
 from lbpar.engine.registry import BFLOAT16, NAMES
-from lbpar.errors import ConfigError
 from lbpar.train.json_text import dumps
 from lbpar.train.progress import print_table
-from lbpar.train.setup import build_graph, build_plan, check_asked
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
-from lbpar.verify.run import MARGINS, TOLERANCES, Verification, check_numbers, named_plans, verify_plans
+from lbpar.verify.run import MARGINS, TOLERANCES, Verification, verify
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,31 +46,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare as the command line says; 1 if a difference exceeds the tolerance. Collective over all ranks."""
     args = parser().parse_args(argv)
     config = given_run(args)
-    graph = build_graph(config)
-    batch = config.train.batch if args.batch is None else args.batch
-    transport, own = connect(), ("config", "set", "allow_code", "json")
-    check_asked(
-        transport,
-        config,
-        graph,
-        **{f"--{name.replace('_', '-')}": v for name, v in vars(args).items() if name not in own},
-    )
-    check_numbers(args.procs, batch, args.random_plans)
-    real = transport.size > 1
-    if real and args.procs not in (None, transport.size):
-        raise ConfigError(
-            f"--procs: got {args.procs}, but {transport.size} ranks were started; leave it out under mpirun."
-        )
-    procs = transport.size if real else args.procs or config.parallel.procs or 4
     if args.plan is not None:
         parallel = config.parallel.model_copy(update={"strategy": args.plan, "layers": {}})
         config = config.model_copy(update={"parallel": parallel})
-    plan = build_plan(config, graph, procs, batch, transport)
-    plans = named_plans(config.parallel.strategy, plan, graph, batch, args.random_plans, args.seed)
-    result, transport = verify_plans(config, graph, plans, batch, args.engine, args.seed, transport, args.dtype)
-    if transport.rank == 0:
+    transport = connect()
+    root = transport.rank == 0
+    result = verify(
+        config,
+        procs=args.procs,
+        random_plans=args.random_plans,
+        seed=args.seed,
+        batch=args.batch,
+        engine=args.engine,
+        dtype=args.dtype,
+        transport=transport,
+    )
+    if root:
         _report(args, result)
-    transport.close()
     return 0 if result.equal(args.tolerance) else 1
 
 

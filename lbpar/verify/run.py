@@ -18,8 +18,9 @@ from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
 from lbpar.train.norms import check_norms
-from lbpar.train.setup import connect_to
+from lbpar.train.setup import build_graph, build_plan, check_asked, connect_to
 from lbpar.transport.base import Transport
+from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike
 from lbpar.verify.compare import Parity, Reference, Update, measure, verify_mpi, verify_virtual
 from lbpar.verify.norms import kept_apart
@@ -105,6 +106,86 @@ class Verification:
                 }
             )
         return out
+
+
+def verify(
+    config: RunConfig,
+    graph: Graph | None = None,
+    plan: Plan | None = None,
+    *,
+    procs: int | None = None,
+    random_plans: int = 0,
+    seed: int = 1,
+    batch: int | None = None,
+    engine: str | None = None,
+    dtype: str = "float64",
+    transport: Transport | None = None,
+) -> Verification:
+    """Run one training step on P ranks, and on one by NumPy in float64, on random samples, and compare every tensor.
+
+    Collective over all ranks. Under mpirun the ranks are real; alone, they are simulated in this process.
+
+    Parameters
+    ----------
+    config : RunConfig
+    graph : Graph, optional
+        With its loss; default: the network of the run file.
+    plan : Plan, optional
+        Default: the run file's.
+    procs : int, optional
+        Ranks to simulate; default ``parallel.procs``, or 4. Must be left out under mpirun.
+    random_plans : int
+        Also try so many plans of random legal grids.
+    seed : int
+        Of the random plans, weights and samples.
+    batch : int, optional
+        Samples; default: the run file's.
+    engine : {"numpy", "onednn", "auto"}, optional
+        Kernels of the ranks; default: numpy for float64, else auto.
+    dtype : {"float64", "float32", "bfloat16"}
+        Type that the ranks compute in.
+    transport : Transport, optional
+        Default: that of this job. It is closed.
+
+    Returns
+    -------
+    Verification
+        ``equal(tolerance)``, ``worst``, ``tensors``, and per plan the bytes that were sent.
+
+    Raises
+    ------
+    ConfigError
+        The processes do not fit the plan or the job, or nothing would be compared.
+    PlanError
+        The run file's plan cannot be made.
+
+    Notes
+    -----
+    The relative difference of a tensor is its largest absolute difference over its largest absolute value; tensors that
+    are a thousand times smaller than the largest of their kind are judged on that scale.
+    """
+    graph = build_graph(config, graph)
+    batch = config.train.batch if batch is None else batch
+    transport = connect() if transport is None else transport
+    asked = {"procs": procs, "batch": batch, "random_plans": random_plans, "engine": engine, "dtype": dtype}
+    check_asked(transport, config, graph, **asked, seed=seed, plan=plan is not None)
+    check_numbers(procs, batch, random_plans)
+    wanted = plan.grid.size if plan is not None else procs
+    if procs not in (None, wanted):
+        raise ConfigError(f"verify: got procs={procs} and a plan for {wanted}; leave one of them out.")
+    if transport.size > 1 and wanted not in (None, transport.size):
+        raise ConfigError(
+            f"verify: procs: got {wanted}, but {transport.size} ranks were started; leave it out under mpirun."
+        )
+    name = "plan"
+    if plan is None:
+        name = config.parallel.strategy
+        procs = transport.size if transport.size > 1 else wanted or config.parallel.procs or 4
+        plan = build_plan(config, graph, procs, batch, transport)
+    plans = named_plans(name, plan, graph, batch, random_plans, seed)
+    result, transport = verify_plans(config, graph, plans, batch, engine, seed, transport, dtype)
+    transport.close()
+    return result
 
 
 def check_numbers(procs: int | None, batch: int, random_plans: int) -> None:

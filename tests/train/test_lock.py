@@ -140,7 +140,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     def second(resume):
         def job(transport):
             with pytest.raises(CheckpointError, match="rank 0: run.out: .*in use: held by process"):
-                command.start(config, graph, plan, transport, resume)
+                command.start(config, graph, plan, transport, resume=resume)
 
         before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
         VirtualWorld(plan.grid).run(job)
