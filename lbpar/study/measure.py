@@ -27,7 +27,7 @@ from lbpar.plan.resolve import optimizer_name
 from lbpar.runtime.worker import StepResult
 from lbpar.threads import node_cores
 from lbpar.train.json_text import dumps, write_text
-from lbpar.train.setup import build_graph, join
+from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.launch import run_main
 from lbpar.transport.together import together
@@ -87,8 +87,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
     LbparError
         The point cannot be trained.
     """
-    graph = build_graph(config)
-    plan, transport = join(config, graph)
+    graph, plan, transport = join(config)
     machine = machine_of(config.machine, config.engine, transport if config.machine == AUTO else None)
     trainer = Trainer.alike(config, graph, plan, transport)
     with closing(trainer):
