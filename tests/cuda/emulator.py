@@ -53,7 +53,7 @@ class Emulator:
     name_expressions : such as ``pack_pieces<float>``
     sanitize : build under sanitizers; in any case when the environment says so
     defines : macros
-    replace : texts in the source to be replaced by others, each there exactly once (for tests of tests)
+    replace : texts in the source or the headers to be replaced by others, each there exactly once (for tests of tests)
     """
 
     def __init__(
@@ -175,12 +175,11 @@ def _call(command: Sequence[str]) -> str:
 def _built(
     source: Path, names: tuple[str, ...], sanitize: bool, defines: Mapping[str, Any], replace: Mapping[str, str]
 ) -> Path:
-    text = source.read_text()
+    files = {source.name: source.read_text()} | {p.name: p.read_text() for p in sorted(KERNELS.glob("*.cuh"))}
     for old, new in replace.items():
-        if text.count(old) != 1:
-            raise EmulationError(f"{source.name} has {text.count(old)} times {old!r}, expected once")
-        text = text.replace(old, new)
-    files = {source.name: text} | {p.name: p.read_text() for p in sorted(KERNELS.glob("*.cuh"))}
+        if (found := sum(text.count(old) for text in files.values())) != 1:
+            raise EmulationError(f"{source.name} and the headers have {found} times {old!r}, expected once")
+        files = {name: text.replace(old, new) for name, text in files.items()}
     files = {name: _for_the_cpu(name, content) for name, content in files.items()}
     launchers = "\n".join(f"EMULATED_KERNEL({i}, {name})" for i, name in enumerate(names))
     files["main.cpp"] = f'#include "cuda_on_cpu.h"\n#include "{source.name}"\n{launchers}\n'

@@ -1,0 +1,170 @@
+// Convolution by implicit GEMM: the three passes as products of matrices that are never built, see window.cuh for who reads what.
+//
+//   forward    y[n, o, g*F + f] = relu(bias + sum over taps t, c of x[n, o@t, g*C + c] * w[g*F + f, t, c])     m = (n, o), k = (t, c)
+//   data       dx[n, i, g*C + c] = sum over t, f of dy[n, i@t, g*F + f] * w[g*F + f, t, c]                     m = (n, i), k = (t, f)
+//   weights    dw[g*F + f, t, c] = sum over n, o of dy[n, o, g*F + f] * x[n, o@t, g*C + c]                     m = f, n = (t, c), k = (n, o)
+//
+// Layout: x (N, D, H, W, G*C), w (G*F, taps, C), y (N, D', H', W', G*F), channels-last without gaps; C and F per group here.
+// A transposed convolution is the data pass. Pads before an axis may be negative or of any size, behind it they follow from the
+// extents. Forward computes a box of y (origin, positions) and leaves the rest alone. `add` adds to what is there.
+// Limits: at most 65 535 groups, and 65 535 phases times splits; VEC_A and VEC_B divide C or F (whichever runs along the operand)
+// and addresses. Groups of few channels waste most of a tile: grouped.cu is for them. A 1x1 convolution of stride 1 is a gemm.
+// Grid: (tiles of m * tiles of n, groups, phases * splits). With splits, parts of the sum go to partial[split], of the result's
+// shape, for sum_splits (gemm.cu): the order of sums, and so every bit, depends on sizes only.
+// Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py; rims.cu has the forward pass of several boxes.
+// Limited by the rate of tensor cores from about 64 channels on; below, by the instructions that gather (about two a copied
+// 16 bytes, and a division by multiplication for each tap and position). Bytes come from L2: neighbouring taps read the same lines.
+
+#include "tile.cuh"
+#include "window.cuh"
+
+// Positions of the source for m, taps and channels for k.
+template <class T, class Index>
+struct Gathered {
+    static constexpr bool ALONG_K = true;
+    using Fixed = Position<Index>;
+    const T* base;
+    Index extent;
+    const Window<Index>& window;
+    __device__ __forceinline__ Fixed fixed(Index m) const { return window.position(m); }
+    __device__ __forceinline__ Tap<Index> moving(Index k) const { return window.tap(k); }
+    __device__ __forceinline__ const T* pointer(const Fixed& p, const Tap<Index>& t) const {
+        return window.reads(p, t) ? base + (p.offset + t.offset) : nullptr;
+    }
+};
+
+// Taps and channels for n, positions for k.
+template <class T, class Index>
+struct GatheredTaps {
+    static constexpr bool ALONG_K = false;
+    using Fixed = Tap<Index>;
+    const T* base;
+    Index extent;
+    const Window<Index>& window;
+    __device__ __forceinline__ Fixed fixed(Index n) const { return window.tap(n); }
+    __device__ __forceinline__ Position<Index> moving(Index k) const { return window.position(k); }
+    __device__ __forceinline__ const T* pointer(const Fixed& t, const Position<Index>& p) const {
+        return window.reads(p, t) ? base + (p.offset + t.offset) : nullptr;
+    }
+};
+
+// The filters for the data pass: channels c for n, (tap, f) for k.
+template <class T, class Index>
+struct Filters {
+    static constexpr bool ALONG_K = false;
+    using Fixed = Index;
+    const T* base;  // of the group
+    Index extent;
+    const Window<Index>& window;
+    __device__ __forceinline__ Index fixed(Index n) const { return n; }
+    __device__ __forceinline__ Index moving(Index k) const {
+        const Index tap = divide(k, window.channels), f = k - tap * static_cast<Index>(window.channels.value);
+        return (f * window.filter_taps() + window.filter_tap(tap)) * extent;
+    }
+    __device__ __forceinline__ const T* pointer(Index n, Index k) const { return base + n + k; }
+};
+
+template <class T, class S, class Index>
+struct TargetOutput : Output<T, S, Index> {
+    Index rows;
+    const Window<Index>& window;
+    __device__ __forceinline__ Index row(Index m) const { return window.target(m); }
+};
+
+template <class T, class S, class Index>
+struct FilterOutput : Output<T, S, Index> {
+    Index rows, pitch;
+    __device__ __forceinline__ Index row(Index m) const { return m * pitch; }
+};
+
+#define CONVOLUTION_TEMPLATE template <class Math, class Index, int BM, int BN, int WM, int STAGES, int VEC_A, int VEC_B>
+#define CONVOLUTION_TYPES                                             \
+    using Kind = Shape<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>; \
+    using T = typename Kind::T;                                       \
+    using S = typename Kind::S
+#define ELEMENT typename Arithmetic<Math>::Element
+#define SUM typename Arithmetic<Math>::Sum
+
+// One tile of the forward pass; also called by rims.cu, with a box of its own.
+CONVOLUTION_TEMPLATE
+__device__ __forceinline__ void forward_tile(ELEMENT* y, SUM* partial, const ELEMENT* x, const ELEMENT* w, const ELEMENT* bias,
+                                             const WindowSizes& z, const Window<Index>& window, i64 group, i64 split, i64 tile,
+                                             char* memory) {
+    CONVOLUTION_TYPES;
+    const i64 across = (z.columns + BN - 1) / BN;
+    const Index m = static_cast<Index>(tile / across) * BM, n = static_cast<Index>(tile % across) * BN;
+    const Index k = window.taps() * static_cast<Index>(z.channels.value), rows = window.positions();
+    const Index begin = static_cast<Index>(split * z.depth), end = min(k, begin + static_cast<Index>(z.depth));
+    const Gathered<T, Index> left{x, rows, window};
+    const Matrix<T, Index, true> right{w + group * z.columns * k, k, static_cast<Index>(z.columns)};
+    T* shared = reinterpret_cast<T*>(memory);
+    Tile<Kind, decltype(left), decltype(right)> product;
+    product.multiply(left, right, m, n, begin, end, shared);
+    const i64 first = group * z.columns;
+    const TargetOutput<T, S, Index> out{{y + first, partial ? partial + first : nullptr, bias ? bias + first : nullptr, S(1),
+                                         S(z.add ? 1 : 0), static_cast<Index>(z.columns), z.relu != 0, z.vectors != 0},
+                                        rows, window};
+    product.store(out, m, n, shared);
+}
+
+__device__ __forceinline__ i64 target_size(const WindowSizes& z) {
+    return z.samples * z.axis[0].target * z.axis[1].target * z.axis[2].target * z.groups * z.columns;
+}
+
+CONVOLUTION_TEMPLATE
+__global__ void __launch_bounds__(BM / WM * BN)
+    conv_forward(ELEMENT* y, SUM* partial, const ELEMENT* x, const ELEMENT* w, const ELEMENT* bias, WindowSizes z) {
+    extern __shared__ __align__(128) char memory[];
+    const i64 split = blockIdx.z;
+    const Window<Index> window = forward_window<Index>(z, blockIdx.y);
+    forward_tile<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>(y, partial ? partial + split * target_size(z) : nullptr, x, w, bias,
+                                                                z, window, blockIdx.y, split, blockIdx.x, memory);
+}
+
+CONVOLUTION_TEMPLATE
+__global__ void __launch_bounds__(BM / WM * BN)
+    conv_backward_data(ELEMENT* dx, SUM* partial, const ELEMENT* dy, const ELEMENT* w, WindowSizes z) {
+    CONVOLUTION_TYPES;
+    extern __shared__ __align__(128) char memory[];
+    const i64 group = blockIdx.y, split = blockIdx.z % z.splits;
+    const Window<Index> window = adjoint_window<Index>(z, group, static_cast<int>(blockIdx.z / z.splits));
+    const i64 across = (z.columns + BN - 1) / BN;
+    const Index m = static_cast<Index>(blockIdx.x / across) * BM, n = static_cast<Index>(blockIdx.x % across) * BN;
+    const Index rows = window.positions();
+    if (m >= rows) return;  // of a phase with fewer positions than others
+    const Index k = window.taps() * static_cast<Index>(z.channels.value), columns = static_cast<Index>(z.columns);
+    const Index begin = static_cast<Index>(split * z.depth), end = min(k, begin + static_cast<Index>(z.depth));
+    const Gathered<T, Index> left{dy, rows, window};
+    const Filters<T, Index> right{w + group * z.channels.value * window.filter_taps() * z.columns, columns, window};
+    T* shared = reinterpret_cast<T*>(memory);
+    Tile<Kind, decltype(left), decltype(right)> product;
+    product.multiply(left, right, m, n, begin, end, shared);
+    const i64 first = group * z.columns;
+    const TargetOutput<T, S, Index> out{{dx + first, partial ? partial + split * target_size(z) + first : nullptr, nullptr, S(1),
+                                         S(z.add ? 1 : 0), columns, false, z.vectors != 0},
+                                        rows, window};
+    product.store(out, m, n, shared);
+}
+
+CONVOLUTION_TEMPLATE
+__global__ void __launch_bounds__(BM / WM * BN)
+    conv_backward_weights(ELEMENT* dw, SUM* partial, const ELEMENT* dy, const ELEMENT* x, WindowSizes z) {
+    CONVOLUTION_TYPES;
+    extern __shared__ __align__(128) char memory[];
+    const i64 group = blockIdx.y, split = blockIdx.z;
+    const Window<Index> window = forward_window<Index>(z, group);
+    const Index columns = window.taps() * static_cast<Index>(z.channels.value);
+    const i64 across = (columns + BN - 1) / BN;
+    const Index m = static_cast<Index>(blockIdx.x / across) * BM, n = static_cast<Index>(blockIdx.x % across) * BN;
+    const Index begin = static_cast<Index>(split * z.depth), end = min(window.positions(), begin + static_cast<Index>(z.depth));
+    const Matrix<T, Index, false> left{dy + group * z.columns, window.target_pitch, static_cast<Index>(z.columns)};
+    const GatheredTaps<T, Index> right{x, columns, window};
+    T* shared = reinterpret_cast<T*>(memory);
+    Tile<Kind, decltype(left), decltype(right)> product;
+    product.multiply(left, right, m, n, begin, end, shared);
+    const i64 first = group * z.columns * columns;
+    const FilterOutput<T, S, Index> out{{dw + first, partial ? partial + split * z.groups * z.columns * columns + first : nullptr, nullptr,
+                                         S(1), S(z.add ? 1 : 0), columns, false, z.vectors != 0},
+                                        static_cast<Index>(z.columns), columns};
+    product.store(out, m, n, shared);
+}

@@ -1,0 +1,510 @@
+"""Launches of the tiled kernels: GEMM, convolution, rims and grouped convolution, from shapes alone.
+
+Nothing here needs CuPy or a device: a `Job` says which kernels to start, with which grid and arguments, and how large a workspace
+they need. A job depends on shapes, types and the card, not on arrays, so that callers keep it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lbpar.engine.base import LocalWindow, Window
+
+INT_LIMIT = 2**31 - 1
+"""Largest offset of an element that kernels compute in 32 bits."""
+
+TILES = ((128, 128, 64), (128, 64, 64), (64, 64, 32), (128, 32, 32))
+"""Rows and columns of a block's tile, and rows of a warp's (which has 32 columns)."""
+
+MAX_ROWS = 128
+"""The most rows of a tile: what offsets may reach beyond a result."""
+
+_DIVISOR = np.dtype([("value", "i8"), ("multiplier", "u4"), ("shift", "u4")])
+_AXIS = np.dtype(
+    [(name, "i8") for name in ("source", "target", "kernel", "stride", "dilation", "pad", "origin", "spacing", "reach")]
+    + [("positions", _DIVISOR, 2), ("taps", _DIVISOR, 2)]
+)
+WindowSizes = np.dtype(
+    [("axis", _AXIS, 3), ("samples", "i8"), ("groups", "i8"), ("channels", _DIVISOR)]
+    + [(name, "i8") for name in ("columns", "depth", "splits", "add", "relu", "vectors")]
+)
+GemmSizes = np.dtype(
+    [(name, "i8") for name in ("m", "n", "k", "pitch_a", "pitch_b", "batch_a", "batch_b", "depth", "relu", "vectors")]
+    + [("alpha", "f8"), ("beta", "f8")]
+)
+SplitSizes = np.dtype(
+    [(name, "i8") for name in ("count", "columns", "splits", "relu")] + [("alpha", "f8"), ("beta", "f8")]
+)
+
+Record: TypeAlias = npt.NDArray[np.void]
+"""A struct that a kernel takes by value, as an array without dimensions."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What launches depend on of a device.
+
+    Attributes
+    ----------
+    architecture : compute capability times ten
+    processors : number of streaming multiprocessors
+    alignment : bytes that all addresses are multiples of
+    workspace : most bytes that a job may ask for
+    int_limit : largest offset for 32-bit index arithmetic
+    tiles : that may be chosen, of `TILES`
+    """
+
+    architecture: int = 80
+    processors: int = 108
+    alignment: int = 16
+    workspace: int = 256 << 20
+    int_limit: int = INT_LIMIT
+    tiles: tuple[tuple[int, int, int], ...] = TILES
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One kernel: its file and name expression, its grid, and its arguments.
+
+    ``arrays`` are the pointers in order, by the names that the job's maker gives its arguments ("y", "x", "w", …), "workspace" for
+    the job's workspace and "" for null; ``sizes`` is the struct that follows them.
+    """
+
+    source: str
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arrays: tuple[str, ...]
+    sizes: Record
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Launches in order, none where there is nothing to compute, and the bytes of their workspace."""
+
+    launches: tuple[Launch, ...] = ()
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Math:
+    """A kind of arithmetic in ``mma.cuh``: name there and of its elements, and how fast one multiprocessor multiplies."""
+
+    name: str
+    element: str
+    element_bytes: int
+    sum_bytes: int
+    rate: int
+    """Products that a multiprocessor does in a cycle, about: compared only with the bytes that it moves in one."""
+
+
+MATHS = {
+    "float32": Math("float", "float", 4, 4, 64),
+    "tf32": Math("tf32", "float", 4, 4, 256),
+    "float16": Math("__half", "__half", 2, 4, 512),
+    "bfloat16": Math("__nv_bfloat16", "__nv_bfloat16", 2, 4, 512),
+    "float64": Math("double", "double", 8, 8, 32),
+}
+"""By the name of the element type; "tf32" for float32 arrays that may be multiplied in TF32."""
+
+_EFFICIENCY = {128 * 128: 1.0, 128 * 64: 0.9, 64 * 64: 0.75, 128 * 32: 0.6}
+"""Of a tile by its size: smaller ones read more bytes for a product."""
+
+_BYTES_A_CYCLE = 10
+"""That a multiprocessor has of the device's memory."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a product is cut: tile, stages of shared memory, and parts of k with the k that each has."""
+
+    rows: int
+    columns: int
+    warp_rows: int
+    stages: int
+    splits: int
+    depth: int
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.warp_rows * self.columns
+
+
+def choose(math_: Math, card: Card, m: int, n: int, k: int, slices: int, result: int | None) -> Choice:
+    """The cut with the shortest estimated time.
+
+    Parameters
+    ----------
+    m, n, k : sizes of one product
+    slices : such products in the launch
+    result : elements of all results, which a split costs in workspace; None where k must stay whole
+    """
+    step = 64 // math_.element_bytes
+    steps = max(1, -(-k // step))
+    stages = 3 if card.architecture >= 80 else 2
+    best: tuple[float, Choice] | None = None
+    for rows, columns, warp_rows in card.tiles:
+        if math_.name == "double" and rows * columns > 64 * 64 and len(card.tiles) > 1:
+            continue
+        tiles = max(1, -(-m // rows) * -(-n // columns) * slices)
+        for splits in _split_counts(steps, tiles, card, slices, result and result * math_.sum_bytes):
+            depth = -(-steps // splits)
+            cycles = rows * columns * step / math_.rate / _EFFICIENCY[rows * columns]
+            time = -(-tiles * splits // card.processors) * (depth + stages + 3) * cycles
+            if splits > 1 and result:
+                time += 4000 + 2 * splits * result * math_.sum_bytes / (card.processors * _BYTES_A_CYCLE)
+            if best is None or time < best[0]:
+                best = time, Choice(rows, columns, warp_rows, stages, splits, depth * step)
+    assert best is not None
+    return best[1]
+
+
+def _split_counts(steps: int, tiles: int, card: Card, slices: int, part_bytes: int | None) -> Iterator[int]:
+    yield 1
+    if part_bytes is None:
+        return
+    most = min(steps // 4, 65535 // slices, card.workspace // max(1, part_bytes), -(-4 * card.processors // tiles), 512)
+    for wanted in range(2, most + 1):
+        depth = -(-steps // wanted)
+        if -(-steps // depth) == wanted:  # no part is empty
+            yield wanted
+
+
+def vector(card: Card, math_: Math, *extents: int) -> int:
+    """Elements that can be copied at once: what 16 bytes hold, if rows of these extents follow each other without gaps."""
+    return math.gcd(min(16, card.alignment) // math_.element_bytes, *extents)
+
+
+def _shared_bytes(math_: Math, cut: Choice, a_along_k: bool, b_along_k: bool) -> int:
+    size = math_.element_bytes
+    step = 64 // size
+    pitch = step + (4 if size == 8 else 16 // size)
+    tiles = sum(
+        rows * pitch if along_k else step * (rows + 8)
+        for rows, along_k in ((cut.rows, a_along_k), (cut.columns, b_along_k))
+    )
+    stores = cut.threads // 32 * 16 * 36 * math_.sum_bytes  # a warp stages 16 rows of its sums
+    return max(cut.stages * tiles * size, stores)
+
+
+def _shape(cut: Choice, vectors: tuple[int, int]) -> str:
+    return ", ".join(map(str, (cut.rows, cut.columns, cut.warp_rows, cut.stages, *vectors)))
+
+
+def divisor(n: int) -> tuple[int, int, int]:
+    """A `Divisor` of the kernels: dividends up to 2³¹ - 1 are divided by a multiplication and a shift."""
+    shift = (max(n, 1) - 1).bit_length()
+    return n, (((1 << 32) * ((1 << shift) - max(n, 1))) // max(n, 1) + 1) & 0xFFFFFFFF, shift
+
+
+def _scalar(dtype: np.dtype[Any], **values: Any) -> Record:
+    record = np.zeros((), dtype)
+    for name, value in values.items():
+        record[name] = value
+    return record
+
+
+def _sum_splits(
+    math_: Math, out: str, bias: str, count: int, columns: int, splits: int, relu: bool, alpha: float, beta: float
+) -> Launch:
+    sizes = _scalar(SplitSizes, count=count, columns=columns, splits=splits, relu=relu, alpha=alpha, beta=beta)
+    grid = (min(-(-count // 256), 65535), 1, 1)
+    return Launch("gemm.cu", f"sum_splits<{math_.element}>", grid, (256, 1, 1), 0, (out, "workspace", bias), sizes)
+
+
+# -- matrices ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix of `gemm`: whether k runs along its rows, elements between rows and between matrices of a batch, and its name."""
+
+    name: str
+    along_k: bool
+    pitch: int
+    batch: int = 0
+
+
+def gemm(
+    math_: Math,
+    card: Card,
+    m: int,
+    n: int,
+    k: int,
+    a: Operand,
+    b: Operand,
+    out: str,
+    bias: str = "",
+    relu: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    batch: int = 1,
+) -> Job:
+    """``out = relu(alpha * A·Bᵀ + bias + beta * out)``, out of shape (batch, m, n)."""
+    count = batch * m * n
+    if count == 0:
+        return Job()
+    cut = choose(math_, card, m, n, k, batch, count)
+    extents = [(k if o.along_k else rows, o.pitch, o.batch) for o, rows in ((a, m), (b, n))]
+    vectors = (vector(card, math_, *extents[0]), vector(card, math_, *extents[1]))
+    reaches = (rows * o.pitch if o.along_k else k * o.pitch + rows for o, rows in ((a, m), (b, n)))
+    largest = max(*reaches, m * n, 2 * k) + 2 * MAX_ROWS
+    index = "i32" if largest <= card.int_limit else "i64"
+    flags = ", ".join("true" if o.along_k else "false" for o in (a, b))
+    sizes = _scalar(
+        GemmSizes,
+        m=m, n=n, k=k, pitch_a=a.pitch, pitch_b=b.pitch, batch_a=a.batch, batch_b=b.batch, depth=cut.depth,
+        relu=relu, vectors=vector(card, math_, n) == 16 // math_.element_bytes, alpha=alpha, beta=beta,
+    )  # fmt: skip
+    whole = cut.splits == 1
+    first = Launch(
+        "gemm.cu",
+        f"gemm<{math_.name}, {index}, {flags}, {_shape(cut, vectors)}>",
+        (-(-m // cut.rows) * -(-n // cut.columns), batch, cut.splits),
+        (cut.threads, 1, 1),
+        _shared_bytes(math_, cut, a.along_k, b.along_k),
+        (out, "" if whole else "workspace", a.name, b.name, bias if whole else ""),
+        sizes,
+    )
+    if whole:
+        return Job((first,))
+    second = _sum_splits(math_, out, bias, count, n, cut.splits, relu, alpha, beta)
+    return Job((first, second), cut.splits * count * math_.sum_bytes)
+
+
+def linear_forward(
+    math_: Math, card: Card, samples: int, channels: int, features: int, bias: bool = False, relu: bool = False
+) -> Job:
+    """``y = relu(x·wᵀ + b)``: x (samples, channels), w (features, channels)."""
+    return gemm(
+        math_, card, samples, features, channels, Operand("x", True, channels), Operand("w", True, channels), "y",
+        "b" if bias else "", relu,
+    )  # fmt: skip
+
+
+def linear_backward_data(math_: Math, card: Card, samples: int, channels: int, features: int) -> Job:
+    """``dx = dy·w``."""
+    return gemm(
+        math_, card, samples, channels, features, Operand("dy", True, features), Operand("w", False, channels), "dx"
+    )
+
+
+def linear_backward_weights(
+    math_: Math, card: Card, samples: int, channels: int, features: int, add: bool = False
+) -> Job:
+    """``dw = dyᵀ·x``, or added to what is there."""
+    return gemm(
+        math_, card, features, channels, samples, Operand("dy", False, features), Operand("x", False, channels), "dw",
+        beta=float(add),
+    )  # fmt: skip
+
+
+# -- convolution ---------------------------------------------------------------------------------------------------------------
+
+Box = Sequence[tuple[int, int]]
+"""First output, and one past the last, along each spatial dimension."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution with its window in three dimensions, whichever pass.
+
+    Attributes
+    ----------
+    inner, outer : extents of x and of y
+    channels, filters : per group
+    """
+
+    samples: int
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+    win: tuple[LocalWindow, ...]
+    groups: int
+    channels: int
+    filters: int
+    taps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "taps", math.prod(d.kernel for d in self.win))
+
+    @classmethod
+    def of(cls, samples: int, inner: Sequence[int], outer: Sequence[int], win: Window, groups: int, channels: int, filters: int) -> Geometry:  # fmt: skip
+        """From one to three spatial dimensions; channels and filters of all groups."""
+        missing = 3 - len(win)
+        ones = (1,) * missing
+        return cls(
+            samples, (*ones, *inner), (*ones, *outer), (LocalWindow(1),) * missing + tuple(win), groups,
+            channels // groups, filters // groups,
+        )  # fmt: skip
+
+    @property
+    def x_size(self) -> int:
+        return self.samples * math.prod(self.inner) * self.groups * self.channels
+
+    @property
+    def y_size(self) -> int:
+        return self.samples * math.prod(self.outer) * self.groups * self.filters
+
+    @property
+    def w_size(self) -> int:
+        return self.groups * self.filters * self.taps * self.channels
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether output o reads exactly input o, with all channels."""
+        return (
+            self.groups == 1
+            and self.inner == self.outer
+            and all(d == LocalWindow(1, 1, d.dilation, 0) for d in self.win)
+        )
+
+    def index(self, card: Card) -> str:
+        """Type of offsets: 32 bits if all of them fit, those of taps outside of arrays included."""
+        x = y = self.samples
+        for d, inner, outer in zip(self.win, self.inner, self.outer, strict=True):
+            span = (d.kernel - 1) * d.dilation
+            x = x * inner + max(abs(d.pad), abs((outer - 1) * d.stride - d.pad), span)
+            y = y * outer + inner + abs(d.pad) + d.kernel * d.dilation
+        k = self.taps * max(self.channels, self.filters)
+        largest = max(x * self.groups * self.channels, y * self.groups * self.filters, self.w_size, 2 * k, 2 * x, 2 * y)
+        return "i32" if largest + 2 * MAX_ROWS <= card.int_limit else "i64"
+
+
+def window_sizes(g: Geometry, adjoint: bool, origin: Sequence[int], extents: Sequence[int], **others: Any) -> Record:
+    """The struct of sizes: ``adjoint`` for the data pass; origin and extents of the box of outputs else."""
+    source, target = (g.outer, g.inner) if adjoint else (g.inner, g.outer)
+    record = np.zeros((), WindowSizes)
+    for a, d in enumerate(g.win):
+        spacing = d.stride // math.gcd(d.stride, d.dilation) if adjoint else 1
+        whole = target[a] // d.stride
+        positions = (whole + 1, whole) if adjoint else (extents[a], extents[a])
+        record["axis"][a] = (
+            source[a], target[a], d.kernel, d.stride, d.dilation, d.pad, origin[a], spacing, spacing * d.dilation // d.stride,
+            [divisor(p) for p in positions], [divisor(t) for t in (d.kernel // spacing + adjoint, d.kernel // spacing)],
+        )  # fmt: skip
+    record["samples"], record["groups"] = g.samples, g.groups
+    record["channels"] = divisor(g.filters if adjoint else g.channels)
+    record["columns"] = g.channels if adjoint else g.filters
+    for name, value in others.items():
+        record[name] = value
+    return record
+
+
+def conv_forward(
+    math_: Math,
+    card: Card,
+    g: Geometry,
+    bias: bool = False,
+    relu: bool = False,
+    add: bool = False,
+    box: Box | None = None,
+) -> Job:
+    """``y = relu(x * w + b)``, or added to y; of y only ``box``, if one is given."""
+    origin, extents = _box(g, box)
+    positions = g.samples * math.prod(extents)
+    if positions * g.groups * g.filters == 0:
+        return Job()
+    b = "b" if bias else ""
+    if g.pointwise and box is None:
+        left, right = Operand("x", True, g.channels), Operand("w", True, g.channels)
+        return gemm(math_, card, positions, g.filters, g.channels, left, right, "y", b, relu, beta=float(add))
+    k = g.taps * g.channels
+    cut = choose(math_, card, positions, g.filters, k, g.groups, g.y_size if box is None else None)
+    vectors = vector(card, math_, g.channels), vector(card, math_, k)
+    sizes = window_sizes(
+        g, False, origin, extents, depth=cut.depth, splits=cut.splits, add=add, relu=relu,
+        vectors=vector(card, math_, g.filters) == 16 // math_.element_bytes,
+    )  # fmt: skip
+    grid = (-(-positions // cut.rows) * -(-g.filters // cut.columns), g.groups, cut.splits)
+    return _tiled("conv_forward", math_, g.index(card), cut, vectors, grid, (True, True), ("y", "x", "w", b), sizes, g.y_size,
+                  g.groups * g.filters, relu, add)  # fmt: skip
+
+
+def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False) -> Job:
+    """``dx`` of a convolution; also the forward pass of a transposed one."""
+    if g.x_size == 0:
+        return Job()
+    if g.pointwise:
+        left, right = Operand("dy", True, g.filters), Operand("w", False, g.channels)
+        rows = g.samples * math.prod(g.inner)
+        return gemm(math_, card, rows, g.channels, g.filters, left, right, "dx", beta=float(add))
+    phases = math.prod(d.stride for d in g.win)
+    positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(g.inner, g.win, strict=True))
+    taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
+    cut = choose(math_, card, positions, g.channels, taps * g.filters, g.groups * phases, g.x_size)
+    vectors = vector(card, math_, g.filters), vector(card, math_, g.channels)
+    sizes = window_sizes(
+        g, True, (0, 0, 0), (0, 0, 0), depth=cut.depth, splits=cut.splits, add=add,
+        vectors=vector(card, math_, g.channels) == 16 // math_.element_bytes,
+    )  # fmt: skip
+    grid = (-(-positions // cut.rows) * -(-g.channels // cut.columns), g.groups, phases * cut.splits)
+    return _tiled("conv_backward_data", math_, g.index(card), cut, vectors, grid, (True, False), ("dx", "dy", "w"), sizes, g.x_size,
+                  g.groups * g.channels, False, add)  # fmt: skip
+
+
+def conv_backward_weights(math_: Math, card: Card, g: Geometry, add: bool = False) -> Job:
+    """``dw`` of a convolution."""
+    if g.w_size == 0:
+        return Job()
+    positions = g.samples * math.prod(g.outer)
+    if g.pointwise:
+        left, right = Operand("dy", False, g.filters), Operand("x", False, g.channels)
+        return gemm(math_, card, g.filters, g.channels, positions, left, right, "dw", beta=float(add))
+    columns = g.taps * g.channels
+    cut = choose(math_, card, g.filters, columns, positions, g.groups, g.w_size)
+    vectors = vector(card, math_, g.filters), vector(card, math_, g.channels)
+    sizes = window_sizes(
+        g, False, (0, 0, 0), g.outer, depth=cut.depth, splits=cut.splits, add=add,
+        vectors=vector(card, math_, columns) == 16 // math_.element_bytes,
+    )  # fmt: skip
+    grid = (-(-g.filters // cut.rows) * -(-columns // cut.columns), g.groups, cut.splits)
+    return _tiled("conv_backward_weights", math_, g.index(card), cut, vectors, grid, (False, False), ("dw", "dy", "x"), sizes, g.w_size,
+                  columns, False, add)  # fmt: skip
+
+
+def _box(g: Geometry, box: Box | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if box is None:
+        return (0, 0, 0), g.outer
+    whole = [(0, 1)] * (3 - len(box)) + list(box)
+    return tuple(start for start, _ in whole), tuple(max(0, stop - start) for start, stop in whole)
+
+
+def _tiled(
+    kernel: str,
+    math_: Math,
+    index: str,
+    cut: Choice,
+    vectors: tuple[int, int],
+    grid: tuple[int, int, int],
+    along_k: tuple[bool, bool],
+    arrays: tuple[str, ...],
+    sizes: Record,
+    count: int,
+    columns: int,
+    relu: bool,
+    add: bool,
+) -> Job:
+    """The launch of a kernel of ``convolution.cu``, and that of the sum over its splits."""
+    whole = cut.splits == 1
+    out, left, right, *bias = arrays
+    pointers = (out, "" if whole else "workspace", left, right, *(b if whole else "" for b in bias))
+    first = Launch(
+        "convolution.cu",
+        f"{kernel}<{math_.name}, {index}, {_shape(cut, vectors)}>",
+        grid,
+        (cut.threads, 1, 1),
+        _shared_bytes(math_, cut, *along_k),
+        pointers,
+        sizes,
+    )
+    if whole:
+        return Job((first,))
+    second = _sum_splits(math_, out, bias[0] if bias else "", count, columns, cut.splits, relu, 1.0, float(add))
+    return Job((first, second), cut.splits * count * math_.sum_bytes)

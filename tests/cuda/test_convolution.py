@@ -1,0 +1,226 @@
+"""The three passes of a convolution by implicit GEMM, on the emulation against the NumPy engine in float64."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lbpar.engine import convolution as oracle
+from lbpar.engine.base import LocalWindow, Window
+from lbpar.engine.cupy import launch_conv
+from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry
+from tests.cuda.emulator import EmulationError, compiler_found, sanitized
+from tests.cuda.jobs import ARCHITECTURES, DTYPES, integers, run
+
+pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+SMALL = ((64, 64, 32),)
+CARD = Card(tiles=SMALL, processors=2)
+W = LocalWindow
+Case = tuple[int, Sequence[int], Sequence[int], Window, int, int, int]
+"""Samples, extents of x and of y, window, groups, channels and filters of all groups."""
+
+SHAPES: dict[str, Case] = {
+    "same": (2, (7, 9), (7, 9), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 16),
+    "strided": (2, (9, 8), (5, 4), (W(3, 2, 1, 1), W(3, 2, 1, 0)), 1, 16, 8),
+    "pointwise": (3, (5, 4), (5, 4), (W(1), W(1)), 1, 16, 24),
+    "pointwise strided": (1, (9, 7), (5, 4), (W(1, 2), W(1, 2)), 1, 8, 8),
+    "odd channels": (1, (6, 7), (6, 5), (W(3, 1, 1, 1), W(3, 1, 1, 0)), 1, 3, 5),
+    "3-D": (1, (5, 9, 8), (3, 4, 3), (W(2, 2, 3, 1), W(4, 3, 2, 3), W(1, 3, 1, -1)), 2, 32, 16),
+    "1-D": (2, (17,), (6,), (W(4, 3, 1, 1),), 1, 8, 8),
+    "ghosts before, crop behind": (1, (8, 9), (3, 11), (W(3, 1, 1, -4), W(5, 1, 2, 6)), 1, 8, 8),
+    "taps that no output reads": (1, (4, 4), (2, 2), (W(2, 5, 1, 0), W(3, 4, 4, 2)), 1, 8, 8),
+    "stride over kernel": (2, (10, 11), (3, 4), (W(2, 4), W(1, 3)), 1, 8, 8),
+}  # fmt: skip
+EMPTY: dict[str, Case] = {
+    "no samples": (0, (4, 4), (4, 4), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 8),
+    "no input": (1, (0, 4), (3, 4), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 8),
+    "no output": (1, (3, 4), (0, 4), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 8),
+    "no channels": (1, (3, 4), (3, 4), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 0, 8),
+    "no filters": (1, (3, 4), (3, 4), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 0),
+    "all outside": (1, (3, 4), (2, 2), (W(3, 1, 1, 9), W(3, 1, 1, -30)), 1, 8, 8),
+}  # fmt: skip
+PASSES = ("y", "dx", "dw")
+
+
+class Cases:
+    """Jobs of several geometries, their arrays, and what these must hold afterwards."""
+
+    def __init__(self, math: str, card: Card = CARD, seed: int = 0, **options: bool) -> None:
+        self.math, self.card, self.options = math, card, options
+        self.rng = np.random.default_rng(seed)
+        self.jobs: list[tuple[launch_conv.Job, dict[str, np.ndarray]]] = []
+        self.pairs: list[tuple[str, np.ndarray, np.ndarray]] = []
+
+    def add(self, name: str, case: Case, passes: Sequence[str] = PASSES) -> Cases:
+        samples, inner, outer, win, groups, channels, filters = case
+        g = Geometry.of(samples, inner, outer, win, groups, channels, filters)
+        kernel = tuple(d.kernel for d in win)
+        shapes = {
+            "x": (samples, *inner, channels), "w": (filters, *kernel, channels // groups), "b": (filters,),
+            "y": (samples, *outer, filters),
+        }  # fmt: skip
+        shapes |= {"d" + name: shapes[name] for name in "xwy"}
+        arrays = {name: integers(self.rng, shape, DTYPES[self.math]) for name, shape in shapes.items()}
+        wide = {name: a.astype(float) for name, a in arrays.items()}
+        math, add = MATHS[self.math], self.options.get("add", False)
+        results = {
+            "y": lambda: oracle.forward(wide["x"], wide["w"], wide["b"], win, groups, outer),
+            "dx": lambda: oracle.backward_data(wide["dy"], wide["w"], win, groups, inner),
+            "dw": lambda: oracle.backward_weights(wide["x"], wide["dy"], win, groups),
+        }
+        jobs = {
+            "y": lambda: launch_conv.conv_forward(math, self.card, g, bias=True, **self.options),
+            "dx": lambda: launch_conv.conv_backward_data(math, self.card, g, add=add),
+            "dw": lambda: launch_conv.conv_backward_weights(math, self.card, g, add=add),
+        }
+        for which in passes:
+            expected = results[which]() + wide[which] * add
+            if which == "y" and self.options.get("relu"):
+                expected = np.maximum(expected, 0)
+            if not add:
+                arrays[which] = np.full_like(arrays[which], np.nan)
+            self.jobs.append((jobs[which](), arrays.copy()))
+            self.pairs.append((f"{name}, {which}", arrays[which], expected))
+        return self
+
+    def check(self, **options: object) -> None:
+        run(self.jobs, **options)
+        for name, got, expected in self.pairs:
+            np.testing.assert_array_equal(got.astype(float), expected, err_msg=f"{self.math}: {name}")
+
+
+def everything(math: str, **options: bool) -> Cases:
+    cases = Cases(math, **options)
+    for name, case in (SHAPES | EMPTY).items():
+        cases.add(name, case)
+    return cases
+
+
+@pytest.mark.parametrize("math", ["float16", "float32"])
+def test_shapes(math: str) -> None:
+    everything(math).check()
+
+
+@pytest.mark.parametrize("math", ["bfloat16", "tf32", "float64"])
+def test_types(math: str) -> None:
+    Cases(math).add("strided", SHAPES["strided"]).check()
+
+
+def test_first_tensor_cores() -> None:
+    Cases("float16", replace(CARD, architecture=70)).add("strided", SHAPES["strided"]).check(
+        defines={"EMULATED_ARCH": 700}
+    )
+
+
+def test_epilogues() -> None:
+    Cases("float32", relu=True, add=True).add("same", SHAPES["same"]).add("strided", SHAPES["strided"]).check()
+
+
+def test_splits() -> None:
+    """Long sums are cut into parts, added up in a fixed order."""
+    cases = Cases("float32", Card(tiles=SMALL, processors=40), relu=True)
+    cases.add("strided", (2, (9, 8), (5, 4), (W(3, 2, 1, 1), W(3, 2, 1, 0)), 1, 64, 64), ("y", "dx"))
+    cases.add("groups", (4, (16, 16), (16, 16), (W(1), W(1)), 2, 8, 16), ("dw",))
+    assert all(len(job.launches) == 2 for job, _ in cases.jobs)
+    cases.check()
+
+
+def geometry(rng: np.random.Generator) -> Case:
+    """Any geometry that an engine may be asked for, small."""
+    dims = int(rng.integers(1, 4))
+    win = tuple(
+        W(int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(-3, 5)))
+        for _ in range(dims)
+    )
+    inner, outer = (
+        [int(n) for n in rng.integers(0 if rng.random() < 0.1 else 1, 9 - 2 * dims + 4, dims)] for _ in range(2)
+    )
+    groups = int(rng.integers(1, 4))
+    channels, filters = (groups * int(n) for n in rng.choice([1, 3, 8, 16, 24], 2))
+    return int(rng.integers(1, 4)), inner, outer, win, groups, channels, filters
+
+
+def random_cases(math: str, seed: int, count: int, card: Card = CARD) -> Cases:
+    cases, rng = Cases(math, card, seed), np.random.default_rng(seed)
+    for i in range(count):
+        case = geometry(rng)
+        cases.add(f"{i}: {case}", case)
+    return cases
+
+
+def test_random_geometries() -> None:
+    random_cases("float32", 1, 40).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("math", MATHS)
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_many_random_geometries(math: str, seed: int) -> None:
+    for arch in ARCHITECTURES[math]:
+        card = Card(architecture=arch // 10, processors=10 * seed, tiles=(launch_conv.TILES[seed % 4],))
+        random_cases(math, seed, 60, card).check(defines={"EMULATED_ARCH": arch}, order=seed)
+
+
+@pytest.mark.parametrize("limit", [2500, 12000])
+def test_offsets_stay_below_the_limit(limit: int) -> None:
+    """32-bit arithmetic only where every offset fits, with a limit that arrays of a few thousand elements reach."""
+    cases = Cases("float32", replace(CARD, int_limit=limit))
+    for name in ("same", "strided", "3-D", "ghosts before, crop behind", "pointwise"):
+        cases.add(name, SHAPES[name])
+    kinds = {
+        launch.name.split(", ")[1] for job, _ in cases.jobs for launch in job.launches if "<float, " in launch.name
+    }
+    assert kinds == {"i32", "i64"}
+    cases.check(defines={"EMULATED_INT_LIMIT": limit})
+
+
+def test_a_wrong_choice_of_index_is_found() -> None:
+    cases = Cases("float32").add("same", SHAPES["same"], ("y",))
+    with pytest.raises(EmulationError, match="32-bit arithmetic"):
+        cases.check(defines={"EMULATED_INT_LIMIT": 900})
+
+
+def test_beyond_two_to_the_31_elements() -> None:
+    """The far end of an array of 2³¹ elements, of which only that end is ever touched."""
+    far = 2**31
+    x = np.zeros((1, far + 40, 1), np.float16)
+    x[0, far:, 0] = np.arange(40) % 7
+    w = np.ones((1, 3, 1), np.float16)
+    g = Geometry.of(1, (far + 40,), (38,), (W(3, 1, 1, -far),), 1, 1, 1)
+    y = np.full((1, 38, 1), np.nan, np.float16)
+    run([(launch_conv.conv_forward(MATHS["float16"], CARD, g), {"x": x, "w": w, "y": y})])
+    near = (np.arange(40) % 7).astype(float)
+    np.testing.assert_array_equal(y[0, :, 0].astype(float), near[:-2] + near[1:-1] + near[2:])
+
+
+FAULTS = {
+    "dilation": (
+        "y",
+        "static_cast<Index>(a.dilation), static_cast<Index>(a.source), 0, 1",
+        "1, static_cast<Index>(a.source), 0, 1",
+    ),
+    "bounds": ("y", "static_cast<u32>(i) < static_cast<u32>(extent)", "i < extent"),
+    "phase": ("dx", "axis[d].target_mul * p[d] + axis[d].target_add", "axis[d].target_mul * p[d]"),
+    "spacing": ("dx", "Index(0), -static_cast<Index>(a.reach)", "Index(0), -1"),
+    "group": ("dw", "first = group * z.columns * columns", "first = group * columns"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str) -> None:
+    which, old, new = FAULTS[fault]
+    case = (2, (9, 8), (5, 3), (W(4, 2, 4, 1), W(3, 2, 2, 2)), 2, 8, 16)
+    with pytest.raises((AssertionError, EmulationError)):
+        Cases("float32").add(fault, case, (which,)).check(replace={old: new})
+
+
+@pytest.mark.slow
+def test_under_sanitizers() -> None:
+    """Not a byte is read outside of an array or of shared memory, and no arithmetic is undefined."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-m", "not slow"]
+    done = sanitized([*command, "-k", "shapes or types or splits or first_tensor"])
+    assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
