@@ -61,7 +61,7 @@ def compile_kernels(
         for name in names:
             _check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
         flags = [f"-arch={architecture}", "-std=c++17", "-ftz=true", f"-I{KERNELS}", f"-I{headers}"]  # as CuPy does
-        flags += ["--ptxas-options=-v", *options]
+        flags += ["-default-device", "--ptxas-options=-v", *options]
         given = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
         failed = nvrtc.nvrtcCompileProgram(program, len(flags), given)
         log = _log(nvrtc, program)
