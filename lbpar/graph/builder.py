@@ -99,6 +99,9 @@ class GraphBuilder:
         self._shapes: dict[str, Shape] = {self.input: check_size("input", (1, *shape))}
         self._counts: Counter[str] = Counter()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
     def shape(self, x: str) -> Shape:
         """Shape of a node's output for one sample, with a leading 1 for the batch."""
         return self._shapes[known(x, self._shapes, "shape")]

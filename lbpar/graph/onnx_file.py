@@ -57,7 +57,7 @@ class OnnxFile:
     ----------
     path : Path
     nodes : tuple of OnnxNode
-        Those that the output needs, in topological order.
+        Those that the output needs, in topological order; those that need no samples come first.
     tensors : dict of str to TensorProto
         Initializers.
     input, output : str
@@ -112,7 +112,8 @@ def read_onnx(path: str | Path) -> OnnxFile:
     output = graph.output[0].name
     shape = inputs[0].type.tensor_type.shape.dim
     sizes = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in shape)
-    return OnnxFile(path, _needed(nodes, output), tensors, inputs[0].name, sizes, output, opset, opsets)
+    nodes = _in_order(nodes, inputs[0].name, output)
+    return OnnxFile(path, nodes, tensors, inputs[0].name, sizes, output, opset, opsets)
 
 
 def tensor_array(tensor: Any) -> Array:
@@ -211,13 +212,18 @@ def _node(proto: Any, at: int) -> OnnxNode:
     return OnnxNode(proto.name or f"#{at}", kind, tuple(proto.input), tuple(proto.output), attributes, proto)
 
 
-def _needed(nodes: Sequence[OnnxNode], output: str) -> tuple[OnnxNode, ...]:
-    wanted, kept = {output}, []
+def _in_order(nodes: Sequence[OnnxNode], input: str, output: str) -> tuple[OnnxNode, ...]:
+    """What the output needs, first of all what needs no samples: so a bias is known even where its constant comes late."""
+    wanted, kept, fed = {output}, [], {input}
     for node in reversed(nodes):
         if wanted.intersection(node.outputs):
             kept.append(node)
             wanted.update(node.inputs)
-    return tuple(reversed(kept))
+    kept.reverse()
+    for node in kept:
+        if fed.intersection(node.inputs):
+            fed.update(node.outputs)
+    return tuple(sorted(kept, key=lambda n: not fed.isdisjoint(n.outputs)))
 
 
 def _names(values: Any) -> str:

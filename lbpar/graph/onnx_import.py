@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lbpar.errors import GraphError
+from lbpar.graph import onnx_windows  # noqa: F401  registers its ops
 from lbpar.graph.graph import Graph
+from lbpar.graph.models.torch_names import feature_orders, from_torch
 from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, evaluate, is_onnx_op, read_onnx
-from lbpar.graph.onnx_ops import HANDLERS, INSTEAD
-from lbpar.graph.onnx_state import Import, first_dims, has_input, note
+from lbpar.graph.onnx_ops import INSTEAD
+from lbpar.graph.onnx_state import HANDLERS, Import, first_dims, has_input, note
 from lbpar.text import nearest
 
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
-_CONTROL = ("If", "Loop", "Scan")
+_NEVER_CONSTANT = (
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"),
+    *("If", "Loop", "Scan"),
+)
 
 
 def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[Graph, dict[str, Array]]:
@@ -51,7 +55,6 @@ def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[G
     file = read_onnx(path)
     sample, dims = _input(file, input)
     state = Import(file, sample, dims)
-    _fold(state)
     for node in file.nodes:
         try:
             _visit(state, node)
@@ -62,30 +65,32 @@ def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[G
     output = state.values[file.output]
     if output.pad is not None:
         raise GraphError(f"{file.path}: the network ends in a Pad, expected a layer after it.")
-    if output.order is not None:
-        note(f"{file.path}: the output's features are in channels-last order, unlike the file's")
     graph = state.builder.build(output.name)
-    return graph, {name: _fits(file, name, param.shape, state.weights[name]) for name, param in graph.params().items()}
+    try:
+        if feature_orders(graph, state.flattened)[output.name] is not None:
+            note(f"{file.path}: the output's features are in channels-last order, unlike the file's")
+        return graph, from_torch(graph, {name: state.weights[name] for name in graph.params()}, (), state.flattened)
+    except GraphError as error:
+        raise GraphError(f"{file.path}: {error}") from None
 
 
 def _visit(state: Import, node: OnnxNode) -> None:
-    if not set(node.outputs).isdisjoint(state.done) or all(state.is_constant(o) for o in node.outputs if o):
+    if not state.done.isdisjoint(node.outputs):
         return
-    if all(state.is_constant(i) for i in node.inputs if i) and node.kind not in (*_RANDOM, *_CONTROL):
-        _evaluate(state, node)
+    if all(state.is_constant(i) for i in node.inputs if i) and node.kind not in _NEVER_CONSTANT:
+        given = [state.array(i) if has_input(node, j) else None for j, i in enumerate(node.inputs)]
+        names = [o for o in node.outputs if o]
+        for name, array in zip(names, evaluate(node, given, state.file.opsets), strict=True):
+            state.set_constant(name, array)
+            if node.kind not in ("Constant", "Identity"):
+                state.computed.add(name)
         return
     if node.kind not in HANDLERS:
-        instead = INSTEAD.get(node.kind)
         # The nearest name is what a misspelt op meant, but not what another op of ONNX does.
-        hint = (
-            f"use {instead}"
-            if instead
-            else ""
-            if is_onnx_op(node.kind)
-            else nearest(node.kind, list(HANDLERS)).rstrip()
-        )
+        near = "" if is_onnx_op(node.kind) else nearest(node.kind, list(HANDLERS)).rstrip()
+        hint = f"use {INSTEAD[node.kind]}" if node.kind in INSTEAD else near or "change the network"
         raise GraphError(
-            f"this op cannot be imported; supported are {', '.join(sorted(HANDLERS))}. Instead, {hint or 'change the network'}, "
+            f"this op cannot be imported; supported are {', '.join(sorted(HANDLERS))}. Instead, {hint}, "
             'or write it as a Python function (model: {python: "file.py:function"}).'
         )
     for extra in node.outputs[1:]:
@@ -97,27 +102,6 @@ def _visit(state: Import, node: OnnxNode) -> None:
     value = HANDLERS[node.kind](state, node)
     if value is not None:
         state.values[node.outputs[0]] = value
-
-
-def _fold(state: Import) -> None:
-    """Make all values known that need no samples, so that a bias is seen even where its constant comes late."""
-    for node in state.file.nodes:
-        if node.kind in (*_RANDOM, *_CONTROL):
-            continue
-        if all(state.is_constant(i) for i in node.inputs if i):
-            try:
-                _evaluate(state, node)
-            except GraphError as error:
-                raise GraphError(f"{state.file.path}: {node}: {error}") from error.__cause__
-
-
-def _evaluate(state: Import, node: OnnxNode) -> None:
-    given = [state.array(i) if has_input(node, j) else None for j, i in enumerate(node.inputs)]
-    names = [o for o in node.outputs if o]
-    for name, array in zip(names, evaluate(node, given, state.file.opsets), strict=True):
-        state.set_constant(name, array)
-        if node.kind not in ("Constant", "Identity"):
-            state.computed.add(name)
 
 
 def _input(file: OnnxFile, given: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,9 +137,3 @@ def _input(file: OnnxFile, given: Sequence[int] | None) -> tuple[tuple[int, ...]
 
 def _text(sample: Sequence[int | None]) -> str:
     return "[" + ", ".join("?" if e is None else str(e) for e in sample) + "]"
-
-
-def _fits(file: OnnxFile, name: str, shape: tuple[int, ...], array: Array) -> Array:
-    if array.shape != shape:
-        raise GraphError(f"{file.path}: the weights of '{name}' have shape {array.shape} (ours), expected {shape}.")
-    return array

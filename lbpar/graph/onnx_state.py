@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.onnx_file import Array, OnnxFile, OnnxNode, tensor_array
 
 log = logging.getLogger(__name__)
+H = TypeVar("H", bound="Callable[[Import, OnnxNode], Value | None]")
 
 #: Stands for the number of samples in shape arithmetic where the file leaves it open: a prime that no layer has as size.
 OPEN_BATCH = 1_000_003
 ONE = -1
+#: Op type to what imports it.
+HANDLERS: dict[str, Callable[[Import, OnnxNode], Value | None]] = {}
 _RESERVED = ("input", "target", "loss")
 #: Ops without a module of their own in PyTorch: the scope in their name is that of the module that calls them.
 _FUNCTIONS = ("Add", "Sum", "Mul", "Concat", "Reshape", "Flatten", "ReduceMean", "ReduceMax", "Squeeze")
@@ -39,8 +43,6 @@ class Value:
         Our node.
     dims : tuple of int
         Per ONNX dimension, our dimension; ``ONE`` for an extra dimension of size one.
-    order : array of int or None
-        For flattened features: our feature j is the file's feature ``order[j]``; None where they agree.
     pad : tuple of (int, int) or None
         A pending ``Pad`` per spatial dimension of ours, for the next window to take.
     pad_value : float
@@ -48,7 +50,6 @@ class Value:
 
     name: str
     dims: tuple[int, ...]
-    order: Array | None = None
     pad: tuple[tuple[int, int], ...] | None = None
     pad_value: float = 0.0
 
@@ -70,7 +71,8 @@ class Import:
         self.builder = GraphBuilder(sample, name=file.path.stem)
         self.batch = file.input_shape[0] or OPEN_BATCH
         self.values: dict[str, Value] = {file.input: Value(self.builder.input, dims)}
-        self.weights: dict[str, Array] = {}
+        self.weights: dict[str, Array] = {}  # as in the file, channels first
+        self.flattened: dict[str, Array | None] = {}  # our feature j is the file's feature order[j]
         self.nonnegative: set[str] = set()  # our nodes that are never below zero
         self.done: set[str] = set()  # outputs of nodes that were taken together with an earlier one
         self.computed: set[str] = set()  # constants that are no weights of the file but were worked out
@@ -116,6 +118,12 @@ class Import:
         return self.array(node.inputs[i])
 
     # Values.
+
+    def made(self, x: Value, node: str, sign: bool | None = None) -> Value:
+        """The value x with one of our nodes made from it; ``sign``: whether that is never negative (None: if x is not)."""
+        if sign or (sign is None and x.name in self.nonnegative):
+            self.nonnegative.add(node)
+        return replace(x, name=node, pad=None)
 
     def value(self, node: OnnxNode, i: int = 0) -> Value:
         """Input i of a node, computed from the samples; a pending pad stays with it."""
@@ -182,7 +190,7 @@ class Import:
         return value.dims[self.axis(value, axis)] == len(self.shape(value)) - 1
 
     def flat(self, value: Value, name: str | None = None) -> Value:
-        """(N, features) in the file's order of features; ours is remembered."""
+        """(N, features); how the file orders them is remembered."""
         ours = self.shape(value)
         if value.dims[0] != 0:
             raise GraphError(f"its input has shape {self.describe(value)}, expected the samples first.")
@@ -192,8 +200,9 @@ class Import:
         theirs = np.arange(prod(ours)).reshape([ours[d] for d in dims])
         order = theirs.transpose([dims.index(d) for d in range(1, len(ours))]).ravel()
         same = bool((order == np.arange(order.size)).all())
-        node = self.keep_sign(self.builder.flatten(value.name, name=name), value.name)
-        return Value(node, (0, 1), None if same else order)
+        flat = self.made(value, self.builder.flatten(value.name, name=name))
+        self.flattened[flat.name] = None if same else order
+        return replace(flat, dims=(0, 1))
 
     def squeezed(self, x: Value, gone: set[int], name: str | None = None) -> Value:
         """Without some ONNX dimensions of size one."""
@@ -210,12 +219,6 @@ class Import:
         if any(x.dims[i] == 1 for i in gone):
             raise GraphError(f"it squeezes the features of {self.describe(x)}, expected (N, C) to stay.")
         return replace(x, dims=tuple(d for i, d in enumerate(x.dims) if i not in gone))
-
-    def keep_sign(self, node: str, *inputs: str) -> str:
-        """Note that a node is never negative if its inputs are not; returns the node."""
-        if self.nonnegative.issuperset(inputs):
-            self.nonnegative.add(node)
-        return node
 
     # The file.
 
@@ -237,28 +240,26 @@ class Import:
         """
         name = weight.removesuffix(".weight") if weight and weight.endswith(".weight") else _from_scope(node)
         name = re.sub(r"[^\w.\-]+", "_", name) if name else None
-        if not name or name in self._taken or self._exists(name):
+        if not name or name in self._taken or name in self.builder:
             return None
         self._taken.add(name)
         return name
 
-    def _exists(self, node: str) -> bool:
-        try:
-            self.builder.shape(node)
-        except GraphError:
-            return False
-        return True
-
-    def keep(self, node: str, weight: Array, bias: Array | None = None, source: str = "") -> None:
-        """Remember the weights of one of our nodes, C-contiguous."""
+    def keep(self, node: str, arrays: Mapping[str, Array | None], source: str = "") -> None:
+        """Remember the weights of one of our nodes by their short names; ``source`` is the ONNX name of the main one."""
         if source in self._used:
             other = self._used[source]
             note(f"{self.file.path}: {other} and {node} share '{source}'; they start equal but are trained separately")
         elif source:
             self._used[source] = node
-        self.weights[f"{node}.weight"] = weights(weight)
-        if bias is not None:
-            self.weights[f"{node}.bias"] = weights(bias)
+        self.weights |= {f"{node}.{name}": _floating(array) for name, array in arrays.items() if array is not None}
+
+    def either(self, node: OnnxNode, attribute: Any, i: int, what: str) -> list[Any] | None:
+        """What older opsets give as an attribute and newer ones as the constant input i: a flat list; None if neither does."""
+        given = self.optional(node, i, what)
+        if given is None and attribute is None:
+            return None
+        return list(np.ravel(attribute if given is None else given).tolist())
 
     def following(self, output: str, kind: str, filters: int, rank: int) -> tuple[Array, str] | None:
         """A node of some kind right after an output that joins it with one constant per channel: the constant, its output."""
@@ -294,12 +295,22 @@ class Import:
             else:
                 return factor, offset, outputs
 
-    def finish(self, node: OnnxNode, value: Value, *also: str) -> Value:
-        """Let outputs of later nodes, which were taken together with this one, stand for its value too."""
+    def finish(self, value: Value, *also: str) -> Value:
+        """Let the outputs of later nodes, which were taken together with the one that made a value, stand for it too."""
         for output in also:
             self.values[output] = value
             self.done.add(output)
         return value
+
+
+def imports(*kinds: str) -> Callable[[H], H]:
+    """Make a function import ONNX ops of these types; a decorator."""
+
+    def register(handler: H) -> H:
+        HANDLERS.update(dict.fromkeys(kinds, handler))
+        return handler
+
+    return register
 
 
 @cache
@@ -318,13 +329,18 @@ def first_dims(rank: int) -> tuple[int, ...]:
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def weights(array: Any) -> Array:
-    """A C-contiguous copy in float32 or float64."""
-    if array.dtype not in (np.float32, np.float64):
-        if not np.issubdtype(array.dtype, np.floating):
-            raise GraphError(f"its weights are {array.dtype}, expected floating point; export the network unquantized.")
-        array = array.astype(np.float32)
-    return np.array(array, order="C")
+def shortest(value: float) -> float:
+    """The shortest number that is a file's float32: 0.1 and not 0.10000000149."""
+    return float(np.format_float_positional(np.float32(value), unique=True))
+
+
+def _floating(array: Array) -> Array:
+    """In float32 or float64."""
+    if array.dtype in (np.float32, np.float64):
+        return array
+    if not np.issubdtype(array.dtype, np.floating):
+        raise GraphError(f"its weights are {array.dtype}, expected floating point; export the network unquantized.")
+    return array.astype(np.float32)
 
 
 def _from_scope(node: OnnxNode) -> str | None:
