@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lbpar.config import layers
 from lbpar.config.layers import LAYERS, Layer
 from lbpar.config.report import check
 from lbpar.errors import ConfigError, GraphError
@@ -24,42 +23,7 @@ from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
 
 O = TypeVar("O", bound=type[Op])
 
-OPS: dict[str, type[Op]] = {
-    op.kind: op
-    for op in (
-        *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
-        *(LocalResponseNorm, Softmax, ChannelShuffle),
-        *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
-    )
-}
-
-
-def register_op(op: O) -> O:
-    """Make an op known to run files (``op: kind``) and to `GraphBuilder.layer`; a decorator. See docs/howto/add-an-op.md."""
-    OPS[LAYERS.kind(LAYERS.add(op.options))] = op
-    return op
-
-
-def _method(layer: type[Layer]) -> Callable[..., str]:
-    """The builder's method of an op: its signature and documentation are those of the op's options."""
-    kind, own = LAYERS.kind(layer), layer.own()
-
-    def method(self: GraphBuilder, x: Any, *args: Any, name: str | None = None, **options: Any) -> str:
-        if len(args) > len(own):
-            raise TypeError(f"{kind}() takes {len(own)} options but {len(args)} were given")
-        return self.layer(kind, x, name=name, **dict(zip(own, args, strict=False)), **options)
-
-    fields = [layer.model_fields[n] for n in own]
-    defaults = [Parameter.empty if f.is_required() else f.default for f in fields]
-    given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in zip(own, defaults, strict=True)]
-    fixed = [Parameter(n, Parameter.POSITIONAL_ONLY) for n in ("self", "xs" if layer.joins else "x")]
-    method.__name__ = kind
-    method.__signature__ = Signature(  # type: ignore[attr-defined]
-        [*fixed, *given, Parameter("name", Parameter.KEYWORD_ONLY, default=None)]
-    )
-    options = [f"{n}\n    {f.description}" for n, f in zip(own, fields, strict=True)]
-    method.__doc__ = "\n".join([layer.__doc__ or "", *(["", "Parameters", "----------", *options] if options else [])])
-    return method
+OPS: dict[str, type[Op]] = {}
 
 
 class GraphBuilder:
@@ -106,26 +70,10 @@ class GraphBuilder:
         """Shape of a node's output for one sample, with a leading 1 for the batch."""
         return self._shapes[known(x, self._shapes, "shape")]
 
-    conv = _method(layers.Conv)
-    conv_transpose = _method(layers.ConvTranspose)
-    max_pool = _method(layers.MaxPool)
-    avg_pool = _method(layers.AvgPool)
-    global_avg_pool = _method(layers.GlobalAvgPool)
-    norm = _method(layers.Norm)
-    relu = _method(layers.Relu)
-    leaky_relu = _method(layers.LeakyRelu)
-    sigmoid = _method(layers.Sigmoid)
-    tanh = _method(layers.Tanh)
-    local_response_norm = _method(layers.LocalResponseNorm)
-    softmax = _method(layers.Softmax)
-    channel_shuffle = _method(layers.ChannelShuffle)
-    add = _method(layers.Add)
-    multiply = _method(layers.Multiply)
-    concat = _method(layers.Concat)
-    flatten = _method(layers.Flatten)
-    linear = _method(layers.Linear)
-    dropout = _method(layers.Dropout)
-    upsample = _method(layers.Upsample)
+    if TYPE_CHECKING:
+
+        def __getattr__(self, kind: str) -> Callable[..., str]:
+            """A method per op: ``g.conv(x, 64, 3, pad=1)`` is ``g.layer("conv", x, filters=64, kernel=3, pad=1)``."""
 
     def layer(self, kind: str | Layer, x: str | Sequence[str], name: str | None = None, **options: Any) -> str:
         """Append an op of any kind, those of `register_op` included.
@@ -195,3 +143,42 @@ class GraphBuilder:
         if rank < 1:
             raise GraphError(f"{at}: its input {x!r} has shape {self._shapes[x]}, expected spatial dimensions.")
         return rank
+
+
+def register_op(op: O) -> O:
+    """Make an op known to run files (``op: kind``) and a method of `GraphBuilder`; a decorator. See docs/howto/add-an-op.md."""
+    kind = LAYERS.kind(LAYERS.add(op.options))
+    if kind in OPS or not hasattr(GraphBuilder, kind):  # an op called "shape" has no method, but `layer` makes it
+        setattr(GraphBuilder, kind, _method(op.options))
+    OPS[kind] = op
+    return op
+
+
+def _method(layer: type[Layer]) -> Callable[..., str]:
+    """The builder's method of an op: its signature and documentation are those of the op's options."""
+    kind, own = LAYERS.kind(layer), layer.own()
+
+    def method(self: GraphBuilder, x: Any, *args: Any, name: str | None = None, **options: Any) -> str:
+        if len(args) > len(own):
+            raise TypeError(f"{kind}() takes {len(own)} options but {len(args)} were given")
+        return self.layer(kind, x, name=name, **dict(zip(own, args, strict=False)), **options)
+
+    fields = [layer.model_fields[n] for n in own]
+    defaults = [Parameter.empty if f.is_required() else f.default for f in fields]
+    given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in zip(own, defaults, strict=True)]
+    fixed = [Parameter(n, Parameter.POSITIONAL_ONLY) for n in ("self", "xs" if layer.joins else "x")]
+    method.__name__ = kind
+    method.__signature__ = Signature(  # type: ignore[attr-defined]
+        [*fixed, *given, Parameter("name", Parameter.KEYWORD_ONLY, default=None)]
+    )
+    options = [f"{n}\n    {f.description}" for n, f in zip(own, fields, strict=True)]
+    method.__doc__ = "\n".join([layer.__doc__ or "", *(["", "Parameters", "----------", *options] if options else [])])
+    return method
+
+
+for _op in (
+    *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
+    *(LocalResponseNorm, Softmax, ChannelShuffle),
+    *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
+):
+    register_op(_op)

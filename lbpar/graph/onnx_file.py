@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from lbpar.text import nearest
 
 Array = NDArray[Any]
 MOST_CONSTANT = 2**31
+NEWEST_OPSET = 28  # What its attributes mean is known here.
 OLDEST_OPSET = 9  # Before it, batch normalisation and upsampling meant something else.
 
 
@@ -31,19 +34,20 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     proto: Any
 
-    def take(self, **defaults: Any) -> dict[str, Any]:
-        """All attributes, with defaults for those that are not given.
+    def completed(self, opset: int) -> OnnxNode:
+        """The node with ONNX's own defaults for the attributes that it leaves out; None for those without a default.
 
         Raises
         ------
         GraphError
-            An attribute without a default: it may change what the node computes.
+            An attribute that ONNX does not know up to ``NEWEST_OPSET``: it may change what the node computes.
         """
+        known = _defaults(self.kind, opset)
         for name in self.attributes:
-            if name not in defaults:
-                hint = nearest(name, list(defaults))
-                raise GraphError(f"its attribute '{name}' is unknown here, {hint}expected only {', '.join(defaults)}.")
-        return defaults | dict(self.attributes)
+            if name not in known:
+                hint = nearest(name, list(known))
+                raise GraphError(f"its attribute '{name}' is unknown here, {hint}expected only {', '.join(known)}.")
+        return replace(self, attributes=known | dict(self.attributes))
 
     def __str__(self) -> str:
         return f"node '{self.name}' ({self.kind})"
@@ -203,12 +207,29 @@ def _load(path: Path) -> Any:
     return model
 
 
-def _node(proto: Any, at: int) -> OnnxNode:
+def _value(attribute: Any) -> Any:
     from onnx import helper
 
+    value = helper.get_attribute_value(attribute) if attribute.type else None
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@cache
+def _defaults(kind: str, opset: int) -> dict[str, Any]:
+    """The attributes that an op type has in any version of today, with the defaults of one."""
+    from onnx import defs
+
+    known: dict[str, Any] = {}
+    for version in (*range(OLDEST_OPSET - 2, NEWEST_OPSET + 1), min(opset, NEWEST_OPSET)):
+        with suppress(defs.SchemaError):  # the op is younger
+            attributes = defs.get_schema(kind, version).attributes
+            known |= {name: _value(a.default_value) for name, a in attributes.items()}
+    return known
+
+
+def _node(proto: Any, at: int) -> OnnxNode:
     kind = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
-    values = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
-    attributes = {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
+    attributes = {a.name: _value(a) for a in proto.attribute}
     return OnnxNode(proto.name or f"#{at}", kind, tuple(proto.input), tuple(proto.output), attributes, proto)
 
 

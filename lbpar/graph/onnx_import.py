@@ -99,7 +99,7 @@ def _visit(state: Import, node: OnnxNode) -> None:
     missing = [i for i in node.inputs if i and i not in state.values and not state.is_constant(i)]
     if missing:
         raise GraphError(f"it reads '{missing[0]}', which no earlier node gives.")
-    value = HANDLERS[node.kind](state, node)
+    value = HANDLERS[node.kind](state, node.completed(state.file.opset))
     if value is not None:
         state.values[node.outputs[0]] = value
 

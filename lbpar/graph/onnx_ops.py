@@ -16,8 +16,7 @@ from lbpar.graph.onnx_state import ONE, OPEN_BATCH, Import, Value, first_dims, h
 @imports("Gemm", "MatMul")
 def gemm(s: Import, n: OnnxNode) -> Value:
     """Gemm, and MatMul with constants: alpha and beta go into the weights, an Add of a constant after it is its bias."""
-    defaults = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-    a = n.take(**defaults) if n.kind == "Gemm" else defaults | n.take()
+    a = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0} | dict(n.attributes)
     if a["transA"]:
         raise GraphError("it has transA=1, expected samples first (transA=0).")
     x, w = s.features(n), s.constant(n, 1, "weights")
@@ -47,7 +46,7 @@ def _times(array: Array, factor: float) -> Array:
 @imports("BatchNormalization")
 def batch_normalization(s: Import, n: OnnxNode) -> Value:
     """BatchNormalization; ONNX keeps ``momentum`` of the running statistics where we take it of the new ones."""
-    a = n.take(epsilon=1e-5, momentum=0.9, training_mode=0, spatial=1)
+    a = n.attributes
     x = s.tensor(n)
     if len(x.dims) < 2 or not s.is_channel(x, 1) or x.dims[0] != 0:
         raise GraphError(f"its input has shape {s.describe(x)}, expected the channels in dimension 1.")
@@ -68,7 +67,7 @@ def batch_normalization(s: Import, n: OnnxNode) -> Value:
 @imports("LRN")
 def local_response_norm(s: Import, n: OnnxNode) -> Value:
     """LRN."""
-    a = n.take(size=None, alpha=1e-4, beta=0.75, bias=1.0)
+    a = n.attributes
     x = s.tensor(n)
     if len(x.dims) < 2 or not s.is_channel(x, 1):
         raise GraphError(f"its input has shape {s.describe(x)}, expected the channels of an image in dimension 1.")
@@ -78,12 +77,12 @@ def local_response_norm(s: Import, n: OnnxNode) -> Value:
     return s.made(x, s.builder.local_response_norm(x.name, *options, name=s.name(n)))
 
 
-#: Activations: our op, its options by the names of ONNX' attributes with their defaults, and whether it is never negative.
-_ACTIVATIONS: dict[str, tuple[str, dict[str, tuple[str, float]], bool]] = {
+#: Activations: our op, its options by the names of ONNX' attributes, and whether it is never negative.
+_ACTIVATIONS: dict[str, tuple[str, dict[str, str], bool]] = {
     "Relu": ("relu", {}, True),
     "Sigmoid": ("sigmoid", {}, True),
     "Tanh": ("tanh", {}, False),
-    "LeakyRelu": ("leaky_relu", {"alpha": ("slope", 0.01)}, False),
+    "LeakyRelu": ("leaky_relu", {"alpha": "slope"}, False),
 }
 
 
@@ -91,15 +90,15 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, tuple[str, float]], bool]] = {
 def activation(s: Import, n: OnnxNode) -> Value:
     """A function of each element."""
     kind, names, nonnegative = _ACTIVATIONS[n.kind]
-    a, x = n.take(**{theirs: default for theirs, (_, default) in names.items()}), s.tensor(n)
-    options = {ours: shortest(a[theirs]) for theirs, (ours, _) in names.items()}
+    x = s.tensor(n)
+    options = {ours: shortest(n.attributes[theirs]) for theirs, ours in names.items()}
     return s.made(x, s.builder.layer(kind, x.name, s.name(n), **options), nonnegative)
 
 
 @imports("Dropout")
 def dropout(s: Import, n: OnnxNode) -> Value:
     """Dropout, its ratio an attribute or an input; active in training whatever the file says."""
-    (rate,) = s.either(n, n.take(ratio=0.5, seed=None)["ratio"], 1, "ratio") or (0.5,)
+    (rate,) = s.either(n, n.attributes["ratio"], 1, "ratio") or (0.5,)
     x = s.tensor(n)
     return s.made(x, s.builder.dropout(x.name, shortest(rate), name=s.name(n))) if rate else x
 
@@ -107,7 +106,6 @@ def dropout(s: Import, n: OnnxNode) -> Value:
 @imports("Identity")
 def identity(s: Import, n: OnnxNode) -> Value:
     """Identity."""
-    n.take()
     return s.value(n)
 
 
@@ -116,7 +114,7 @@ def cast(s: Import, n: OnnxNode) -> Value:
     """Cast between floating-point types, which the engine's own type replaces."""
     from onnx import TensorProto
 
-    to = n.take(to=None, saturate=1, round_mode="up")["to"]
+    to = n.attributes["to"]
     if to not in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         raise GraphError(f"it casts to {TensorProto.DataType.Name(to)}, expected a floating-point type.")
     return s.value(n)
@@ -125,7 +123,6 @@ def cast(s: Import, n: OnnxNode) -> Value:
 @imports("CastLike")
 def cast_like(s: Import, n: OnnxNode) -> Value | None:
     """CastLike: a constant, or a value, takes the type of another; all are floating point here."""
-    n.take(saturate=1, round_mode="up")
     if n.inputs[0] in s.values:
         return s.value(n)
     s.set_constant(n.outputs[0], s.constant(n, 0, "values"))
@@ -144,7 +141,6 @@ _JOINS = {
 @imports(*_JOINS)
 def join(s: Import, n: OnnxNode) -> Value:
     """Sum or product of tensors; one pixel is repeated over the image of another."""
-    n.take()
     kind, neutral, instead = _JOINS[n.kind]
     for i, name in enumerate(n.inputs):
         if name not in s.values and ((array := s.constant(n, i, "operands")).size != 1 or (array != neutral).any()):
@@ -162,7 +158,7 @@ def join(s: Import, n: OnnxNode) -> Value:
 @imports("Concat")
 def concat(s: Import, n: OnnxNode) -> Value:
     """Concat along the channels."""
-    axis = n.take(axis=None)["axis"]
+    axis = n.attributes["axis"]
     xs = _together(s, n)
     if not s.is_channel(xs[0], axis):
         channels = xs[0].dims.index(len(s.shape(xs[0])) - 1)
@@ -178,7 +174,7 @@ def concat(s: Import, n: OnnxNode) -> Value:
 @imports("Flatten")
 def flatten(s: Import, n: OnnxNode) -> Value:
     """Flatten to (N, features)."""
-    axis = n.take(axis=1)["axis"]
+    axis = n.attributes["axis"]
     x = s.tensor(n)
     if axis != 1 and axis != 1 - len(x.dims):
         raise GraphError(f"its axis is {axis}, expected 1: all dimensions but the samples in one.")
@@ -188,7 +184,7 @@ def flatten(s: Import, n: OnnxNode) -> Value:
 @imports("Reshape")
 def reshape(s: Import, n: OnnxNode) -> Value:
     """Reshape to (N, features), or by dimensions of size one."""
-    zero = n.take(allowzero=0)["allowzero"]
+    zero = n.attributes["allowzero"]
     x = s.tensor(n)
     before = s.onnx_shape(x)
     target = s.constant(n, 1, "shape")
@@ -243,7 +239,7 @@ def _sizes(target: Array, before: Sequence[int], allowzero: bool) -> list[int]:
 @imports("Squeeze")
 def squeeze(s: Import, n: OnnxNode) -> Value:
     """Squeeze of spatial dimensions of size one."""
-    axes = s.either(n, n.take(axes=None)["axes"], 1, "axes")
+    axes = s.either(n, n.attributes["axes"], 1, "axes")
     x = s.tensor(n)
     if axes is None:
         axes = [i for i, (d, size) in enumerate(zip(x.dims, s.onnx_shape(x), strict=True)) if d != 0 and size == 1]
@@ -253,7 +249,7 @@ def squeeze(s: Import, n: OnnxNode) -> Value:
 @imports("Unsqueeze")
 def unsqueeze(s: Import, n: OnnxNode) -> Value:
     """Unsqueeze: more dimensions of size one."""
-    axes = s.either(n, n.take(axes=None)["axes"], 1, "axes") or ()
+    axes = s.either(n, n.attributes["axes"], 1, "axes") or ()
     x = s.tensor(n)
     rank = len(x.dims) + len(axes)
     new, old = {i % rank for i in axes}, iter(x.dims)
@@ -264,7 +260,7 @@ def unsqueeze(s: Import, n: OnnxNode) -> Value:
 def transpose(s: Import, n: OnnxNode) -> Value:
     """Transpose, which only changes how the file's dimensions map to ours."""
     x = s.tensor(n)
-    perm = n.take(perm=None)["perm"] or range(len(x.dims))[::-1]
+    perm = n.attributes["perm"] or range(len(x.dims))[::-1]
     if sorted(perm) != list(range(len(x.dims))):
         raise GraphError(f"its perm is {list(perm)}, expected an order of the {len(x.dims)} dimensions of its input.")
     return replace(x, dims=tuple(x.dims[p] for p in perm))
@@ -274,7 +270,7 @@ def transpose(s: Import, n: OnnxNode) -> Value:
 def softmax(s: Import, n: OnnxNode) -> Value:
     """Softmax or LogSoftmax over the channels; at the very end it is dropped, since the loss contains it."""
     x = s.tensor(n)
-    axis = n.take(axis=-1 if s.file.opset >= 13 else 1)["axis"]
+    axis = n.attributes["axis"]
     first, sizes = s.axis(x, axis), s.onnx_shape(x)
     # Before opset 13 it is over all dimensions from the axis on together.
     over = [i for i in range(first, len(sizes) if s.file.opset < 13 else first + 1) if sizes[i] != 1 or i == first]
@@ -292,7 +288,7 @@ def softmax(s: Import, n: OnnxNode) -> Value:
 @imports("Shape")
 def shape(s: Import, n: OnnxNode) -> None:
     """Shape: becomes a constant, in which the number of samples is a stand-in."""
-    a = n.take(start=0, end=None)
+    a = n.attributes
     s.set_constant(n.outputs[0], np.array(s.onnx_shape(s.tensor(n))[a["start"] : a["end"]], np.int64))
 
 

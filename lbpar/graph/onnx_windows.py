@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
@@ -13,7 +13,6 @@ from lbpar.graph.onnx_file import Array, OnnxNode
 from lbpar.graph.onnx_state import ONE, Import, Value, first_dims, has_input, imports
 
 Pairs = tuple[tuple[int, int], ...]
-_WINDOW = {"auto_pad": "NOTSET", "dilations": None, "kernel_shape": None, "pads": None, "strides": None}
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 _LOWEST = -3e38  # what exporters write for minus infinity in float32
 #: Ops that pass over a pooled value on the way to one that needs it as an image.
@@ -26,7 +25,7 @@ _IMAGE_OPS = ("Conv", "ConvTranspose", "Resize", "Upsample", "Pad", "MaxPool", "
 def convolution(s: Import, n: OnnxNode) -> Value:
     """Conv and ConvTranspose, with an Add of a constant per channel after it as its bias."""
     transposed = n.kind == "ConvTranspose"
-    a = n.take(**_WINDOW, group=1, **({"output_padding": None, "output_shape": None} if transposed else {}))
+    a = n.attributes
     x, w, groups = s.image(n, padded=not transposed), s.constant(n, 1, "weights"), a["group"]
     window = _window(s, a, x, w)
     filters, channels = (w.shape[1] * groups, w.shape[0]) if transposed else (w.shape[0], w.shape[1] * groups)
@@ -47,7 +46,7 @@ def convolution(s: Import, n: OnnxNode) -> Value:
     return s.finish(s.made(x, node, False), *also)
 
 
-def _enlarged(a: dict[str, Any], spatial: Sequence[int], window: dict[str, Any]) -> dict[str, Any]:
+def _enlarged(a: Mapping[str, Any], spatial: Sequence[int], window: dict[str, Any]) -> dict[str, Any]:
     """Padding of a transposed convolution, given outright or by the output's shape."""
     kernel, auto, wanted = window["kernel"], a["auto_pad"], a["output_shape"]
     extra = _each(a["output_padding"], kernel, "output_padding", 0)
@@ -66,7 +65,7 @@ def _enlarged(a: dict[str, Any], spatial: Sequence[int], window: dict[str, Any])
 @imports("MaxPool")
 def max_pool(s: Import, n: OnnxNode) -> Value:
     """MaxPool; a Pad before it may be taken over where padding cannot win."""
-    a = n.take(**_WINDOW, ceil_mode=0, storage_order=0)
+    a = n.attributes
     x = s.image(n, padded=True)
     window = _window(s, a, x)
     if x.pad is not None and x.pad_value > _LOWEST and not (x.pad_value == 0 and x.name in s.nonnegative):
@@ -80,7 +79,7 @@ def max_pool(s: Import, n: OnnxNode) -> Value:
 @imports("AveragePool")
 def average_pool(s: Import, n: OnnxNode) -> Value:
     """AveragePool; a Pad with zeros before it counts as padding that is included."""
-    a = n.take(**_WINDOW, ceil_mode=0, count_include_pad=0)
+    a = n.attributes
     x = s.image(n, padded=True)
     window = _window(s, a, x)
     dilation, include = window.pop("dilation"), bool(a["count_include_pad"])
@@ -102,10 +101,9 @@ def over_space(s: Import, n: OnnxNode) -> Value:
     x = s.tensor(n)
     rank = len(s.shape(x))
     if n.kind.startswith("Global"):
-        n.take()
         axes, keep = tuple(range(2, len(x.dims))), True
     else:
-        a = n.take(axes=None, keepdims=1, noop_with_empty_axes=0)
+        a = n.attributes
         given = s.either(n, a["axes"], 1, "axes") or ([] if a["noop_with_empty_axes"] else range(len(x.dims)))
         axes, keep = tuple(sorted(s.axis(x, i) for i in given)), bool(a["keepdims"])
         if not axes:
@@ -129,7 +127,7 @@ def over_space(s: Import, n: OnnxNode) -> Value:
 @imports("Pad")
 def pad(s: Import, n: OnnxNode) -> Value:
     """Pad with a constant over space, left to the next window."""
-    a = n.take(mode="constant", pads=None, value=0.0)
+    a = n.attributes
     pads = [int(p) for p in s.either(n, a["pads"], 1, "pads") or ()]
     (value,) = s.either(n, a["value"], 2, "constant_value") or (0.0,)
     chosen = s.either(n, None, 3, "axes")
@@ -158,22 +156,9 @@ def pad(s: Import, n: OnnxNode) -> Value:
 @imports("Resize", "Upsample")
 def resize(s: Import, n: OnnxNode) -> Value:
     """Resize and Upsample to the nearest neighbour by integer factors."""
-    a: dict[str, Any] = {
-        "mode": "nearest",
-        "coordinate_transformation_mode": "half_pixel",
-        "nearest_mode": "round_prefer_floor",
-        "antialias": 0,
-        "axes": None,
-        "cubic_coeff_a": -0.75,
-        "exclude_outside": 0,
-        "extrapolation_value": 0.0,
-        "keep_aspect_ratio_policy": "stretch",
-    }
+    a = {"keep_aspect_ratio_policy": "stretch", "axes": None} | dict(n.attributes)
     if n.kind == "Upsample":
-        a |= n.take(mode="nearest", scales=None)
         a |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    else:
-        a = n.take(**a)
     newer = n.kind == "Resize" and s.file.opset >= 11
     x = s.image(n)
     rank, shape = len(x.dims), s.onnx_shape(x)
@@ -249,7 +234,7 @@ def _bias(s: Import, n: OnnxNode, filters: int, rank: int) -> tuple[Array | None
     return None if filler else bias, ()
 
 
-def _window(s: Import, a: dict[str, Any], x: Value, w: Array | None = None) -> dict[str, Any]:
+def _window(s: Import, a: Mapping[str, Any], x: Value, w: Array | None = None) -> dict[str, Any]:
     """The kernel, stride, dilation and padding of an op, whose weights have shape (_, _, *kernel) if it has any.
 
     A Pad before the op comes on top of its own padding.
