@@ -98,10 +98,10 @@ def optcnn_volumes(axes: Any) -> None:
         ours: dict[str, list[float]] = {key: [] for key in strategies}
         for procs in devices:
             graph, tables, found = optcnn_search(name, procs)
-            data = tables.choose(optcnn.data_parallel(tables, procs))
-            trick = tables.choose(optcnn.one_weird_trick(graph, tables, procs))
+            data = tables.choose(optcnn.uniform(tables, "n"))
+            trick = tables.choose(optcnn.one_weird_trick(graph, tables))
             for key, choice in zip(strategies, (data, trick, found.choice), strict=True):
-                ours[key].append(tables.moved(choice) / 2**30)
+                ours[key].append(tables.bytes.total(choice) / 2**30)
         for key, (color, paper) in strategies.items():
             axis.plot(devices, ours[key], marker="o", ms=3, color=color, label=f"ours, {key}")
             axis.plot(devices, list(paper[name].values()), "x", color=color, label=f"paper, {key}")

@@ -6,10 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lbpar.errors import ConfigError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.models.registry import build_model
+from lbpar.solver.run import Solution
+from lbpar.solver.search import EdgeTable, minimise
 
 
 def alexnet(
@@ -93,6 +98,27 @@ def kept(graph: Graph, left_out: Collection[str]) -> Iterator[tuple[Node, list[s
 
 
 L = TypeVar("L")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What a search minimises: a vector (k,) for every layer and a matrix (k_u, k_v) for every edge, equal ones as one object."""
+
+    nodes: dict[str, Floats]
+    edges: Mapping[tuple[str, str], Floats | EdgeTable]
+
+    def total(self, choice: Mapping[str, int]) -> float:
+        """The sum for one configuration number per layer."""
+        total = sum(float(cost[choice[n]]) for n, cost in self.nodes.items())
+        for (a, b), cost in self.edges.items():
+            i, j = choice[a], choice[b]
+            total += float(cost.table[cost.rows[i], cost.columns[j]] if isinstance(cost, EdgeTable) else cost[i, j])
+        return total
+
+    def minimum(self) -> Solution:
+        """The choice with the least total."""
+        return minimise(self.nodes, self.edges)
 
 
 @dataclass

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from lbpar.errors import ConfigError
 from lbpar.layout.runs import block
-from lbpar.papers.networks import Layers
+from lbpar.papers.networks import Costs, Floats, Layers
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Kind = Literal["conv", "pool", "fc", "softmax", "concat", "add"]
 
@@ -181,13 +180,11 @@ def compute_seconds(layer: Layer, batch: int, degrees: Degrees, machine: Machine
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Per layer its degrees and t_c + t_s (k,); per edge t_x (k_u, k_v); seconds. Bytes beside, of the same shapes."""
+    """Per layer its degrees; t_c + t_s and t_x in seconds, and the bytes behind t_s and t_x."""
 
     degrees: dict[str, list[Degrees]]
-    nodes: dict[str, Floats]
-    edges: dict[tuple[str, str], Floats]
-    node_bytes: dict[str, Floats]
-    edge_bytes: dict[tuple[str, str], Floats]
+    seconds: Costs
+    bytes: Costs
 
     def choose(self, strategy: Mapping[str, Degrees]) -> dict[str, int]:
         """Configuration numbers of a strategy given by degrees."""
@@ -195,19 +192,6 @@ class Tables:
             if degrees not in self.degrees[name]:
                 raise ConfigError(f"optcnn: {name} cannot be cut by (n, h, w, c) = {degrees}")
         return {name: self.degrees[name].index(d) for name, d in strategy.items()}
-
-    def seconds(self, choice: Mapping[str, int]) -> float:
-        """t_o of a choice."""
-        return _sum(self.nodes, self.edges, choice)
-
-    def moved(self, choice: Mapping[str, int]) -> float:
-        """Bytes moved in a step."""
-        return _sum(self.node_bytes, self.edge_bytes, choice)
-
-
-def _sum(nodes: Mapping[str, Floats], edges: Mapping[tuple[str, str], Floats], choice: Mapping[str, int]) -> float:
-    total = sum(float(cost[choice[n]]) for n, cost in nodes.items())
-    return total + sum(float(cost[choice[a], choice[b]]) for (a, b), cost in edges.items())
 
 
 def build_tables(graph: Graph, batch: int, procs: int, machine: Machine | None = None) -> Tables:
@@ -240,39 +224,28 @@ def build_tables(graph: Graph, batch: int, procs: int, machine: Machine | None =
     layers = graph.layers
     nodes = {n: node(x) for n, x in layers.items()}
     edges = {(a, b): edge(layers[a], layers[b], number) for a, b, number in graph.edges}
-    return Tables(
-        {n: options(x) for n, x in layers.items()},
-        {n: seconds for n, (seconds, _) in nodes.items()},
-        {e: seconds for e, (seconds, _) in edges.items()},
-        {n: moved for n, (_, moved) in nodes.items()},
-        {e: moved for e, (_, moved) in edges.items()},
+    seconds, moved = (
+        Costs({n: pair[i] for n, pair in nodes.items()}, {e: pair[i] for e, pair in edges.items()}) for i in (0, 1)
     )
+    return Tables({n: options(x) for n, x in layers.items()}, seconds, moved)
 
 
-def uniform(tables: Tables, letters: str, procs: int) -> dict[str, Degrees]:
-    """A strategy that cuts every layer ``procs`` ways, or as far as it can, along the first of ``letters`` that it has."""
+def uniform(tables: Tables, letters: str) -> dict[str, Degrees]:
+    """A strategy that cuts every layer as far as it can along the first of ``letters`` that it has.
+
+    "n" is data parallelism, "cn" model parallelism: layers without channels to cut are cut along samples.
+    """
     out: dict[str, Degrees] = {}
     for name, degrees in tables.degrees.items():
         axes = [DIMS.index(letter) for letter in letters]
         pure = [[d for d in degrees if all(x == 1 for i, x in enumerate(d) if i != axis)] for axis in axes]
-        best = [max(options, key=prod) for options in pure]
-        out[name] = max(best, key=prod)
+        out[name] = max((max(options, key=prod) for options in pure), key=prod)
     return out
 
 
-def data_parallel(tables: Tables, procs: int) -> dict[str, Degrees]:
-    """Every layer cut along samples."""
-    return uniform(tables, "n", procs)
-
-
-def model_parallel(tables: Tables, procs: int) -> dict[str, Degrees]:
-    """Every layer with parameters cut along channels; layers that cannot be are cut along samples."""
-    return uniform(tables, "cn", procs)
-
-
-def one_weird_trick(graph: Graph, tables: Tables, procs: int) -> dict[str, Degrees]:
+def one_weird_trick(graph: Graph, tables: Tables) -> dict[str, Degrees]:
     """Convolutions and poolings cut along samples, fully connected layers along channels."""
-    data, model = data_parallel(tables, procs), model_parallel(tables, procs)
+    data, model = uniform(tables, "n"), uniform(tables, "cn")
     return {n: model[n] if x.kind in ("fc", "softmax") else data[n] for n, x in graph.layers.items()}
 
 

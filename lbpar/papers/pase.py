@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import ConfigError
-from lbpar.papers.networks import Layers
+from lbpar.papers.networks import Costs, Floats, Layers
 from lbpar.solver.search import EdgeTable
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CUTOFF = 4  # a block is at least this long, or the dimension is whole
@@ -247,12 +246,10 @@ def _distinct(splits: Ints, procs: int) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
-    """Everything a search needs: per vertex its configurations (k, loops) and costs (k,), per edge a matrix."""
+class Tables(Costs):
+    """Everything a search needs: costs, and per vertex its configurations (k, loops)."""
 
     configurations: dict[str, Ints]
-    nodes: dict[str, Floats]
-    edges: dict[tuple[str, str], EdgeTable]
 
     def row(self, name: str, configuration: Sequence[int]) -> int:
         """Number of a configuration of vertex ``name``."""
@@ -260,12 +257,6 @@ class Tables:
         if hit.size == 0:
             raise ConfigError(f"pase: {name} has no configuration {tuple(configuration)}")
         return int(hit[0])
-
-    def total(self, choice: dict[str, int]) -> float:
-        """Cost of a strategy, one configuration number per vertex."""
-        nodes = sum(float(cost[choice[n]]) for n, cost in self.nodes.items())
-        edges = sum(float(m.table[m.rows[choice[a]], m.columns[choice[b]]]) for (a, b), m in self.edges.items())
-        return nodes + edges
 
 
 def build_tables(graph: Graph, procs: int, machine: Machine | None = None) -> Tables:
@@ -303,4 +294,4 @@ def build_tables(graph: Graph, procs: int, machine: Machine | None = None) -> Ta
 
     layers = graph.layers
     edges = {(a, b): edge(layers[a], layers[b]) for a, b, _ in graph.edges}
-    return Tables({n: rows(v) for n, v in layers.items()}, {n: costs(v) for n, v in layers.items()}, edges)
+    return Tables({n: costs(v) for n, v in layers.items()}, edges, {n: rows(v) for n, v in layers.items()})

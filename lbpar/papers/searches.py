@@ -18,7 +18,6 @@ from lbpar.papers.optcnn_models import optcnn_graph
 from lbpar.papers.pase_models import pase_graph
 from lbpar.papers.records import LayerRecord
 from lbpar.solver.run import Solution
-from lbpar.solver.search import minimise
 
 
 def pase_search(
@@ -26,7 +25,7 @@ def pase_search(
 ) -> tuple[pase.Tables, Solution]:
     """Tables of one of the prototype's networks and their optimum."""
     tables = pase.build_tables(pase_graph(model, batch), procs, machine)
-    return tables, minimise(tables.nodes, tables.edges)
+    return tables, tables.minimum()
 
 
 def optcnn_search(
@@ -35,7 +34,7 @@ def optcnn_search(
     """A network of OptCNN's study under weak scaling: its graph, tables and optimum."""
     graph = optcnn_graph(model)
     tables = optcnn.build_tables(graph, batch_per_device * procs, procs, machine)
-    return graph, tables, minimise(tables.nodes, tables.edges)
+    return graph, tables, tables.seconds.minimum()
 
 
 def price_pase(

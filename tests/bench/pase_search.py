@@ -16,7 +16,6 @@ from lbpar.graph.models.registry import build_model
 from lbpar.papers import published
 from lbpar.papers.pase import Machine, build_tables
 from lbpar.papers.pase_models import MODELS, from_graph, pase_graph
-from lbpar.solver.search import minimise
 
 
 def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
@@ -26,7 +25,7 @@ def measure(model: str, procs: int, batch: int, repeats: int, clock) -> dict:
         start = clock()
         tables = build_tables(pase_graph(model, batch), procs)
         middle = clock()
-        found = minimise(tables.nodes, tables.edges)
+        found = tables.minimum()
         building.append(middle - start)
         searching.append(clock() - middle)
     return {"build": statistics.median(building), "search": statistics.median(searching), "found": found}
@@ -41,7 +40,7 @@ def measure_wide(procs: int, batch: int, clock) -> dict:
     start = clock()
     tables = build_tables(graph, procs, Machine(cutoff=1))
     middle = clock()
-    found = minimise(tables.nodes, tables.edges)
+    found = tables.minimum()
     end = clock()
     most = max(map(len, tables.configurations.values()))
     return {"build": middle - start, "search": end - middle, "found": found, "most": most}

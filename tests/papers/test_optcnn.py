@@ -25,10 +25,10 @@ def test_networks_fold_to_two_nodes(name):
 
 def test_folding_alexnet_gives_the_optimum():
     _, tables, found = optcnn_search("alexnet", 4)
-    folded = eliminate_to_k(tables.nodes, tables.edges)
+    folded = eliminate_to_k(tables.seconds.nodes, tables.seconds.edges)
     assert folded.k == 2 and folded.remaining == ("conv1", "softmax")
     assert folded.total == pytest.approx(found.total, rel=1e-12)
-    assert tables.seconds(folded.choice) == pytest.approx(found.total, rel=1e-12)
+    assert tables.seconds.total(folded.choice) == pytest.approx(found.total, rel=1e-12)
 
 
 def test_vgg16_strategy_on_four_devices():
@@ -51,19 +51,19 @@ def test_data_parallel_volumes(name):
         assert ours == pytest.approx(gib, rel=0.02 if gib < 9 else 0.035)
     tables = optcnn.build_tables(graph, 64, 2) if name == "vgg16" else None
     if tables is not None:  # the strategy's volume is the closed form: cutting along samples moves no activation
-        choice = tables.choose(optcnn.data_parallel(tables, 2))
-        assert tables.moved(choice) == pytest.approx(optcnn.total_bytes(graph.layers.values(), 2))
+        choice = tables.choose(optcnn.uniform(tables, "n"))
+        assert tables.bytes.total(choice) == pytest.approx(optcnn.total_bytes(graph.layers.values(), 2))
 
 
 def test_optimum_beats_the_named_strategies():
     for name in ("alexnet", "vgg16"):
         graph, tables, found = optcnn_search(name, 4)
         for strategy in (
-            optcnn.data_parallel(tables, 4),
-            optcnn.model_parallel(tables, 4),
-            optcnn.one_weird_trick(graph, tables, 4),
+            optcnn.uniform(tables, "n"),
+            optcnn.uniform(tables, "cn"),
+            optcnn.one_weird_trick(graph, tables),
         ):
-            assert tables.seconds(tables.choose(strategy)) > found.total
+            assert tables.seconds.total(tables.choose(strategy)) > found.total
 
 
 def owned(layer, batch, degrees):
@@ -106,7 +106,7 @@ def test_edge_volumes_count_the_elements_that_are_missing():
             for j, dv in list(enumerate(tables.degrees[consumer]))[::2]:
                 need = [wanted(v, number, e) for e in owned(v, batch, dv)]
                 missing = sum(len(w - have[d]) for d, w in enumerate(need))
-                assert tables.edge_bytes[producer, consumer][i, j] == 2 * 4 * missing, (producer, consumer, du, dv)
+                assert tables.bytes.edges[producer, consumer][i, j] == 2 * 4 * missing, (producer, consumer, du, dv)
                 checked += 1
     assert checked > 200
 
