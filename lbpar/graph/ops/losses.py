@@ -14,8 +14,8 @@ from typing import ClassVar, TypeVar
 
 from lbpar.config import training
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Index, Kernel, Operand, Shape, plain, tensor_loops
-from lbpar.graph.op import Op
+from lbpar.graph.loops import Index, Kernel, Operand, Shape, like, plain, tensor_loops
+from lbpar.graph.op import Attrs, Op
 
 F64 = "float64"
 L = TypeVar("L", bound="type[Loss]")
@@ -56,13 +56,10 @@ class _Classes(Loss):
     labels: ClassVar[bool] = True
 
     def _common(self, shape: Shape) -> tuple[Operand, Operand, Operand, Operand]:
+        """Logits, labels, and per position the maximum and the sums of the softmax."""
         positions = plain(shape)[:-1]
-        return (
-            Operand("x0", plain(shape, ("F",))),
-            Operand("x1", positions, dtype="int64"),
-            Operand("peak", positions, "max"),
-            Operand("sums", (Index(3), *positions), dtype=F64),
-        )
+        x0, labels = Operand("x0", plain(shape, ("F",))), Operand("x1", positions, dtype="int64")
+        return x0, labels, Operand("peak", positions, "max"), Operand("sums", (Index(3), *positions), dtype=F64)
 
     def _softmax(self, shape: Shape) -> tuple[Kernel, ...]:
         x0, t, peak, sums = self._common(shape)
@@ -85,22 +82,18 @@ class CrossEntropy(_Classes):
     smoothing: float = 0.0
     kind: ClassVar[str] = "cross_entropy"
 
-    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
+    def _attrs(self, shape: Shape) -> Attrs:
         return (("smoothing", self.smoothing), ("classes", shape[-1]), ("scale", 1.0 / prod(shape[:-1])))
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        sums = self._common(xs[0])[3]
-        loss = Operand("y", (), dtype=F64)
-        return (
-            *self._softmax(xs[0]),
-            Kernel("cross_entropy_loss", _loops(xs[0])[:-1], (sums,), (loss,), self._attrs(xs[0])),
-        )
+        sums, y = self._common(xs[0])[3], Operand("y", (), dtype=F64)
+        loss = Kernel("cross_entropy_loss", _loops(xs[0])[:-1], (sums,), (y,), self._attrs(xs[0]))
+        return (*self._softmax(xs[0]), loss)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
         x0, t, peak, sums = self._common(xs[0])
-        dx = Operand("dx0", x0.dims)
-        reads = (x0, peak, sums, t)
-        return (Kernel("cross_entropy_backward", _loops(xs[0]), reads, (dx,), self._attrs(xs[0]), 4 * prod(xs[0])),)
+        reads, writes, flops = (x0, peak, sums, t), (like("dx0", x0),), 4 * prod(xs[0])
+        return (Kernel("cross_entropy_backward", _loops(xs[0]), reads, writes, self._attrs(xs[0]), flops),)
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class Dice(_Classes):
     def _dsums(self, shape: Shape) -> Operand:
         return Operand("dsums", (Index(3), Index(shape[-1], ("F",))), dtype=F64)
 
-    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
+    def _attrs(self, shape: Shape) -> Attrs:
         return (("eps", self.eps), ("classes", shape[-1]))
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
@@ -143,22 +136,15 @@ class Dice(_Classes):
 class Elementwise(Loss):
     """A mean over all elements of a function of output and target."""
 
-    def _operands(self, shape: Shape) -> tuple[Operand, Operand]:
-        dims = plain(shape, ("F",))
-        return Operand("x0", dims), Operand("x1", dims)
-
-    def _attrs(self, shape: Shape) -> tuple[tuple[str, object], ...]:
-        return (("scale", 1.0 / prod(shape)),)
+    def _kernel(self, name: str, shape: Shape, write: Operand, operations: int) -> tuple[Kernel, ...]:
+        reads, n = tuple(Operand(v, plain(shape, ("F",))) for v in ("x0", "x1")), prod(shape)
+        return (Kernel(f"{self.kind}_{name}", _loops(shape), reads, (write,), (("scale", 1.0 / n),), operations * n),)
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
-        loss = Operand("y", (), dtype=F64)
-        reads = self._operands(xs[0])
-        return (Kernel(f"{self.kind}_loss", _loops(xs[0]), reads, (loss,), self._attrs(xs[0]), 3 * prod(xs[0])),)
+        return self._kernel("loss", xs[0], Operand("y", (), dtype=F64), 3)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        reads = self._operands(xs[0])
-        dx = Operand("dx0", reads[0].dims)
-        return (Kernel(f"{self.kind}_backward", _loops(xs[0]), reads, (dx,), self._attrs(xs[0]), 2 * prod(xs[0])),)
+        return self._kernel("backward", xs[0], Operand("dx0", plain(xs[0], ("F",))), 2)
 
 
 @dataclass(frozen=True)
