@@ -24,16 +24,9 @@ def item_bytes(dtype: str | None, network: str) -> int:
     return ITEM[dtype or network]
 
 
-def largest_block(extent: int, axes: Axes, grid: Grid) -> int:
-    """Longest block of an extent cut by nested axes: the first one."""
-    for a in axes:
-        extent = -(-extent // grid.sizes[a])
-    return extent
-
-
 def local_extents(kernel: Kernel, grid: Grid, op_grid: Mapping[str, Axes]) -> dict[str, int]:
     """Extent of each loop on the rank with the largest blocks."""
-    return {loop: largest_block(e, op_grid.get(loop, ()), grid) for loop, e in kernel.loops}
+    return {loop: -(-e // grid.ways(op_grid.get(loop, ()))) for loop, e in kernel.loops}
 
 
 def held(index: Index, local: Mapping[str, Many], extents: Mapping[str, int]) -> Many:

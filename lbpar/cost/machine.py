@@ -41,9 +41,9 @@ class Part:
 class Term(NamedTuple):
     """Seconds of a move: its start (if anything is sent), each message, each byte."""
 
-    start: float
-    message: float
-    byte: float
+    start: Many
+    message: Many
+    byte: Many
 
     def seconds(self, sent: Many, messages: Many) -> Many:
         """Seconds of so many bytes in so many messages."""

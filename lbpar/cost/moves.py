@@ -1,92 +1,101 @@
 """Seconds of moves between layouts, for one pair or for arrays of them: the one place where communication is priced.
 
-Seconds are those of the largest blocks, dimension by dimension.
+Seconds are those of the largest blocks, dimension by dimension. It does not matter which axes cut a dimension, only how its cuts before and
+after share them: dimensions that are alike in this have one number (their *case*), and what they send is counted once for every extent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
+from operator import or_
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.cost.machine import Machine, Term
-from lbpar.cost.traffic import largest_exchange, longest, traffic
-from lbpar.layout.cuts import Ints, Many, bits, by_row, cuts_of
+from lbpar.cost.traffic import even_exchange, largest_exchange, longest, traffic
+from lbpar.layout.cuts import Ints, Many, Numbering, bits, by_value, cuts_of
 from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
-from lbpar.layout.transition import Move, MoveKind, Stage
+from lbpar.layout.transition import Move, MoveKind, Stage, stages
 
 Floats = NDArray[np.float64]
 #: Processes up to which bytes and messages are counted rank by rank.
 COUNTED = 4096
+KINDS: tuple[MoveKind, ...] = get_args(MoveKind)
+#: Dimensions of a tensor, at most: samples, three of space, channels.
+MOST_DIMS = 5
 #: Axes, and the dimension itself where ghosts or several loops make it more than a plain cut.
 Cut = tuple[tuple[Axes, ...], Dim | None]
 
 
+def grown(rows: NDArray[Any], size: int) -> NDArray[Any]:
+    """An array with room for so many rows, the new ones zero."""
+    if size <= len(rows):
+        return rows
+    return np.concatenate([rows, np.zeros((2 * size - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+class Made:
+    """Columns of values of numbered things, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[Ints], Many], width: int) -> None:
+        self._make, self._values, self._known = make, np.zeros((width, 0)), np.zeros(0, bool)
+
+    def of(self, numbers: Ints) -> NDArray[Any]:
+        """The values, a column per thing, of which those of ``numbers`` are made."""
+        size = int(numbers.max(initial=-1)) + 1
+        if size > self._known.size:
+            self._values, self._known = grown(self._values.T, size).T.copy(), grown(self._known, size)
+        new = ~self._known[numbers]
+        if new.any():
+            missing = np.zeros(size, bool)
+            missing[numbers[new]] = True
+            at = np.flatnonzero(missing)
+            self._values[:, at] = self._make(at)
+            self._known[at] = True
+        return self._values
+
+
+def block_size(extent: int, parts: Many) -> Many:
+    """Most indices of a dimension that a rank holds; a negative number of parts gives it, whatever the extent."""
+    return np.where(parts > 0, -(-extent // np.maximum(parts, 1)), -parts)
+
+
 class MoveVolumes:
-    """Counts what moves on one grid send."""
+    """What moves on one grid send, dimension by dimension.
+
+    How a dimension moves is a *case*: its cuts before and after, and along which axes it goes, whichever these are.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.cuts = grid, cuts_of(grid)
-        self.ways = np.ones(self.cuts.everything + 1)
+        self.ways = np.ones(self.cuts.everything + 1, np.int64)
         for a in grid.axes:
             self.ways[np.arange(self.ways.size) >> a & 1 == 1] *= grid.sizes[a]
-        self._lengths: dict[int, Ints] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
-        self._keys: dict[tuple[Cut, Cut, Axes, Grid], int] = {}
-        self._of_stage: dict[Stage, list[tuple[Ints, Many]]] = {}
-        self._tables: dict[int, Ints] = {}
+        self._keys = Numbering()  # of cases: cuts before and after, axes, grid of these
+        self._parts = Made(self._cut_parts, 1)
+        self._described = Made(self._describe, 5)
+        self._by_extent: dict[int, Made] = {}
 
-    def lengths(self, extent: int) -> Ints:
-        """Most indices that a rank holds of a dimension, by number of its cut."""
-        known = self._lengths.get(extent, np.zeros(0, int))
-        if known.size < len(self.cuts):
-            more = [longest(self.cuts.dim(c, extent), self.grid) for c in range(known.size, len(self.cuts))]
-            known = self._lengths[extent] = np.concatenate([known, np.array(more, int)])
-        return known
-
-    def size(self, shape: tuple[int, ...], cuts: tuple[Many, ...]) -> Many:
+    def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
-        return prod((self.lengths(e)[c] for e, c in zip(shape, cuts, strict=True)), start=1)
+        return prod((block_size(e, self._parts.of(c)[0][c]) for e, c in zip(shape, cuts, strict=True)), start=1)
 
-    def volume(self, s: Stage, shape: tuple[int, ...]) -> tuple[Many, Many]:
-        """Elements and messages that the busiest rank sends, the largest blocks being taken in every dimension."""
-        p = self.ways[s.axes]
-        if s.kind == "slice":
-            return 0 * p, 0 * p
-        if s.kind == "allreduce":
-            return 2 * self.size(shape, s.dst) * (p - 1) / p, 2 * (p - 1)
-        if s.kind in ("reduce_scatter", "allgather"):
-            return self.size(shape, s.dst if s.kind == "reduce_scatter" else s.src) * (p - 1), p - 1
-        goal: Many = 0
-        for d in s.dst:
-            goal = goal | self.cuts.mask(d)
-        sent = readers = self.ways[s.axes & ~goal]
-        kept: Many = 1
-        for extent, (cases, which) in zip(shape, self._cases(s), strict=True):
-            total, count, own = self._exchanges(extent, cases)[:, which]
-            sent, readers, kept = sent * total, readers * count, kept * own
-        return sent - kept, readers - (kept > 0)
+    def _cut_parts(self, cuts: Ints) -> Ints:
+        return np.array([_parts(self.cuts.dim(c, 0), self.grid) for c in cuts.tolist()])
 
-    def _cases(self, s: Stage) -> list[tuple[Ints, Many]]:
-        """For each dimension numbers of the different ways in which it is exchanged, and which of them each pair of layouts has."""
-        known = self._of_stage.get(s)
-        if known is None:
-            known = []
-            for d in range(len(s.src)):
-                moved = s.axes & self.cuts.mask(s.dst[d])
-                rows, which = by_row(s.src[d], s.dst[d], moved)
-                known.append((np.array([self._case(*row) for row in rows]), which))
-            self._of_stage[s] = known
-        return known
+    def cases(self, s: Stage) -> list[Many]:
+        """The case of every dimension."""
+        return [by_value(self._case, c, d, s.axes & self.cuts.mask(d)) for c, d in zip(s.src, s.dst, strict=True)]
 
     def _case(self, c: int, d: int, moved: int) -> int:
-        """The number of two cuts and a set of axes. Only how the cuts share axes matters, not which axes they are."""
         known = self._numbers.get((c, d, moved))
         if known is None:
             s, t = self.cuts.dim(c, 0), self.cuts.dim(d, 0)
@@ -97,54 +106,171 @@ class MoveVolumes:
                 tuple(sorted(number[a] for a in self.cuts.axes(moved) if a in number)),
                 Grid(tuple(self.grid.sizes[a] for a in number)),
             )
-            known = self._numbers[c, d, moved] = self._keys.setdefault(key, len(self._keys))
+            known = self._numbers[c, d, moved] = self._keys(key)
         return known
 
-    def _exchanges(self, extent: int, cases: Ints) -> Ints:
-        """`largest_exchange` of one dimension, for each of some cases."""
-        table = self._tables.get(extent)
-        if table is None or table.shape[1] < len(self._keys):
-            grown = np.full((3, 2 * len(self._keys)), -1)
-            if table is not None:
-                grown[:, : table.shape[1]] = table
-            table = self._tables[extent] = grown
-        missing = cases[table[0, cases] < 0]
-        if missing.size:
-            keys = list(self._keys)
-            for i in missing.tolist():
-                table[:, i] = _exchange(extent, *keys[i])
-        return table[:, cases]
+    def _describe(self, cases: Ints) -> Ints:
+        """Parts before and after, and what `even_exchange` says of even blocks (no readers: nothing)."""
+        out = []
+        for s, t, axes, grid in self._keys.of(cases):
+            even = even_exchange(s[0][0], t[0][0], axes, grid) if s[1] is t[1] is None else None
+            out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0))))
+        return np.array(out).T
+
+    def exchanges(self, extent: int) -> Made:
+        """Of every case of a dimension: `largest_exchange`, and the largest block before and after."""
+        if extent not in self._by_extent:
+            self._by_extent[extent] = Made(lambda cases: self._exchanges(extent, cases), 5)
+        return self._by_extent[extent]
+
+    def _exchanges(self, extent: int, cases: Ints) -> Floats:
+        before, after, share, readers, leaves = self._described.of(cases)[:, cases]
+        held, wanted = block_size(extent, before), block_size(extent, after)
+        out = np.array([held // share, readers, np.where(leaves, 0, np.minimum(held, wanted)), held, wanted])
+        uneven = (readers == 0) | (held * before != extent) | (wanted * after != extent)
+        for i in np.flatnonzero(uneven).tolist():
+            out[:3, i] = _exchange(extent, *self._keys.things[cases[i]])
+        return out
+
+    def volume(
+        self, kind: MoveKind, ways: Ints, copies: Ints, cases: Sequence[Ints], shape: tuple[int, ...]
+    ) -> tuple[Many, Many, Many]:
+        """Elements and messages that the busiest rank sends, and elements of the block that it then holds; the largest blocks are taken
+        in every dimension.
+
+        Parameters
+        ----------
+        ways, copies : int arrays
+            Processes of the groups; those of them along axes that do not cut what arrives.
+        """
+        tables = [(self.exchanges(e).of(c), c) for e, c in zip(shape, cases, strict=True)]
+
+        def product(row: int, start: Many = 1) -> Many:
+            return prod((values[row][c] for values, c in tables), start=start)
+
+        after = product(4, np.ones(ways.size))
+        if kind == "allreduce":
+            return 2 * after * (ways - 1) / ways, 2 * (ways - 1), after
+        if kind in ("reduce_scatter", "allgather"):
+            return (after if kind == "reduce_scatter" else product(3)) * (ways - 1), ways - 1, after
+        if kind == "slice":
+            return after * 0, after * 0, after
+        sent, readers, kept = product(0, copies), product(1, copies), product(2)
+        return sent - kept, readers - (kept > 0), after
 
 
-class MovePrices(MoveVolumes):
+class MovePrices:
     """Prices moves on one grid of one machine."""
 
     def __init__(self, machine: Machine, grid: Grid) -> None:
-        super().__init__(grid)
-        self.machine = machine
-        self._terms: dict[MoveKind, Floats] = {}
+        self.machine, self.grid, self.volumes = machine, grid, move_volumes(grid)
+        self.cuts, self.ways = self.volumes.cuts, self.volumes.ways
+        self._groups = Numbering()  # the levels that they span
+        self._terms: dict[MoveKind, Made] = {}
+        self._between = np.full((1, 1), -1, np.int32)  # numbers of transitions
+        self._spans = np.zeros(
+            (1, 2), np.int32
+        )  # of every transition: its first stage, the end of its stages; 0 has none
+        self._stages = np.zeros((0, 4 + MOST_DIMS), np.int64)
+        self._counts = [1, 0]  # transitions and stages so far
+        self._prices: dict[tuple[tuple[int, ...], int], Made] = {}
 
-    def terms(self, kind: MoveKind, axes: Many) -> tuple[Term, Term]:
-        """`Machine.terms` of groups over sets of axes."""
-        known = self._terms.get(kind)
-        if known is None:
-            groups = [self.machine.parts(self.grid, self.cuts.axes(m)) for m in range(self.ways.size)]
-            known = self._terms[kind] = np.array([self.machine.terms(kind, parts) for parts in groups])
-        first, second = np.moveaxis(known[axes], (-2, -1), (0, 1))
-        return Term(*first), Term(*second)
+    def _group(self, axes: int) -> int:
+        """The number of groups over links like those of these axes."""
+        return self._groups(self.machine.parts(self.grid, self.cuts.axes(axes)))
 
-    def collective(self, kind: MoveKind, axes: Many, sent: Many, messages: Many) -> Many:
-        """Seconds of a collective, bytes and messages of the busiest rank being given."""
-        first, second = (t.seconds(sent, messages) for t in self.terms(kind, axes))
-        return np.minimum(first, second)
+    def terms(self, kind: MoveKind, groups: Ints) -> tuple[Term, Term]:
+        """`Machine.terms` of groups by number."""
+        if kind not in self._terms:
 
-    def stage(self, s: Stage, shape: tuple[int, ...], item: int) -> Many:
-        """Seconds of one stage of a transition, packing and unpacking included; ``item`` is bytes per element."""
-        copies = self.machine.copy_seconds(self.size(shape, s.dst) * item) if s.kind != "allreduce" else 0.0
-        if s.kind == "slice":
-            return copies
-        sent, messages = self.volume(s, shape)
-        return self.collective(s.kind, s.axes, sent * item, messages) + copies
+            def make(new: Ints) -> Floats:
+                return np.array([self.machine.terms(kind, parts) for parts in self._groups.of(new)]).reshape(-1, 6).T
+
+            self._terms[kind] = Made(make, 6)
+        values = self._terms[kind].of(groups)[:, groups]
+        return Term(*values[:3]), Term(*values[3:])
+
+    def allreduce(self, axes: Ints) -> Term:
+        """What allreduces over sets of axes cost."""
+        return self.terms("allreduce", by_value(self._group, axes))[0]
+
+    def _columns(self, s: Stage) -> list[Many]:
+        """What stages are priced by: kind, group, processes, those of them that get copies, case of every dimension."""
+        goal = reduce(or_, (self.cuts.mask(d) for d in s.dst), 0)
+        group, ways, copies = by_value(self._group, s.axes), self.ways[s.axes], self.ways[s.axes & ~goal]
+        return [KINDS.index(s.kind), group, ways, copies, *self.volumes.cases(s)]
+
+    def stage(self, s: Stage, shape: tuple[int, ...], item: int) -> Floats:
+        """Seconds of one stage of one transition, or of many."""
+        columns = np.stack(np.broadcast_arrays(*self._columns(s)))
+        return self.stage_seconds(shape, item, columns.reshape(len(columns), -1)).reshape(columns.shape[1:])
+
+    def between(self, src: Ints, dst: Ints) -> Ints:
+        """Numbers of the transitions from some layouts to others, by the numbers of these; 0 where nothing moves."""
+        n, known = len(self.cuts.places.things), len(self._between)
+        if n > known:
+            more = np.full((2 * n, 2 * n), -1, np.int32)
+            more[:known, :known] = self._between
+            self._between = more
+        found = self._between[src, dst]
+        new = found < 0
+        if not new.any():
+            return found
+        a, b = (x[new] for x in np.broadcast_arrays(src, dst))
+        a, b = np.divmod(np.unique(a.astype(np.int64) * n + b), n)
+        here, there = (np.array(self.cuts.places.of(x)).T for x in (a, b))
+        made = stages(self.cuts, list(here[:-1]), list(there[:-1]), here[-1], there[-1], shape=a.shape)
+        self._between[a, b] = self.transitions(made, a.size)
+        return self._between[src, dst]
+
+    def transitions(self, made: Sequence[Stage], count: int) -> Ints:
+        """Numbers of so many transitions that are made of these stages; 0 where nothing moves."""
+        places: list[Many] = [s.at for s in made]
+        at = np.concatenate(places) if made else np.zeros(0, int)
+        rows = [np.stack(np.broadcast_arrays(*self._columns(s), x)[:-1], 1) for s, x in zip(made, places, strict=True)]
+        moves, of = np.unique(at, return_inverse=True)
+        (known, first), new = self._counts, np.bincount(of, minlength=moves.size)
+        end = first + np.cumsum(new)
+        self._counts = [known + moves.size, first + at.size]
+        self._spans, self._stages = grown(self._spans, self._counts[0]), grown(self._stages, self._counts[1])
+        self._spans[known : self._counts[0]] = np.stack([end - new, end], 1)
+        if rows:
+            ordered = np.concatenate(rows)[np.argsort(at, kind="stable")]
+            self._stages[first : self._counts[1], : ordered.shape[1]] = ordered
+        out = np.zeros(count, int)
+        out[moves] = known + np.arange(moves.size)
+        return out
+
+    def communicates(self, transition: int) -> bool:
+        """Whether a numbered transition is more than slices."""
+        first, end = self._spans[transition]
+        return bool((self._stages[first:end, 0] != KINDS.index("slice")).any())
+
+    def seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Floats:
+        """Seconds of numbered transitions of a tensor; ``item`` is bytes per element."""
+        if (shape, item) not in self._prices:
+            self._prices[shape, item] = Made(lambda new: self._transition_seconds(shape, item, new), 1)
+        return self._prices[shape, item].of(transitions)[0][transitions]
+
+    def _transition_seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Many:
+        first, end = self._spans[transitions].T
+        count = end - first
+        rows = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
+        seconds = self.stage_seconds(shape, item, self._stages[rows].T)
+        return np.bincount(np.repeat(np.arange(count.size), count), seconds, count.size)
+
+    def stage_seconds(self, shape: tuple[int, ...], item: int, columns: Ints) -> Floats:
+        """Seconds of stages, packing and unpacking included."""
+        out = np.zeros(columns.shape[1])
+        for code, kind in enumerate(KINDS):
+            at = np.flatnonzero(columns[0] == code)
+            if at.size:
+                group, ways, copies, *cases = columns[1:, at][: 3 + len(shape)]
+                sent, messages, after = self.volumes.volume(kind, ways, copies, cases, shape)
+                out[at] = self.machine.copy_seconds(after * item) if kind != "allreduce" else 0.0
+                if kind != "slice":
+                    out[at] += np.minimum(*(t.seconds(sent * item, messages) for t in self.terms(kind, group)))
+        return out
 
 
 def _renumbered(d: Dim, number: Mapping[int, int]) -> Cut:
@@ -152,13 +278,19 @@ def _renumbered(d: Dim, number: Mapping[int, int]) -> Cut:
     return axes, d if d.window is not None or len(d.factors) > 1 else None
 
 
+def _dim(cut: Cut, extent: int) -> Dim:
+    return Dim(extent, (extent,), cut[0]) if cut[1] is None else replace(cut[1], axes=cut[0])
+
+
+def _parts(d: Dim, grid: Grid) -> int:
+    """Of a plain cut its number of parts, of another one the size of its largest block, negative (see `block_size`)."""
+    return grid.ways(d.all_axes) if d.window is None and len(d.factors) == 1 else -longest(d, grid)
+
+
 def _exchange(extent: int, s: Cut, t: Cut, axes: Axes, grid: Grid) -> tuple[int, int, int]:
-    plain = s[1] is t[1] is None
     # Blocks of an extent that all axes divide are multiples of those of the smallest such extent.
-    scale = extent // grid.size if plain and extent % grid.size == 0 else 1
-    least = extent // scale
-    src, dst = (Dim(least, (least,), a) if d is None else replace(d, axes=a) for a, d in (s, t))
-    sent, readers, kept = largest_exchange(src, dst, axes, grid)
+    scale = extent // grid.size if s[1] is t[1] is None and extent % grid.size == 0 else 1
+    sent, readers, kept = largest_exchange(_dim(s, extent // scale), _dim(t, extent // scale), axes, grid)
     return sent * scale, readers, kept * scale
 
 
@@ -169,7 +301,8 @@ def move_prices(machine: Machine, grid: Grid) -> MovePrices:
 
 
 @lru_cache(maxsize=8)
-def _volumes(grid: Grid) -> MoveVolumes:
+def move_volumes(grid: Grid) -> MoveVolumes:
+    """The volumes of moves on a grid."""
     return MoveVolumes(grid)
 
 
@@ -184,8 +317,13 @@ def busiest(move: Move) -> Volume:
     """What the rank that sends most in a move sends: exact up to `COUNTED` processes, that of the largest blocks beyond."""
     if move.src.grid.size <= COUNTED:
         return traffic(move).busiest
-    sent, messages = _volumes(move.src.grid).volume(_stage(move), move.src.shape)
-    return Volume(int(messages), int(sent))
+    if move.kind == "slice":
+        return Volume()
+    s, volumes = _stage(move), move_volumes(move.src.grid)
+    left = s.axes & ~reduce(or_, (volumes.cuts.mask(d) for d in s.dst), 0)
+    ways, copies, *cases = (np.array([x]) for x in (volumes.ways[s.axes], volumes.ways[left], *volumes.cases(s)))
+    sent, messages, _ = volumes.volume(move.kind, ways, copies, cases, move.src.shape)
+    return Volume(int(messages[0]), int(sent[0]))
 
 
 @lru_cache(maxsize=1 << 15)

@@ -15,11 +15,10 @@ from math import prod
 
 import numpy as np
 
-from lbpar.cost.kernel_time import largest_block
 from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
-from lbpar.layout.layout import Dim
-from lbpar.layout.runs import intersect, length
+from lbpar.layout.layout import Dim, blocks
+from lbpar.layout.runs import Many, intersect, length
 from lbpar.layout.transition import Move
 
 # Pairs of blocks of one dimension that may be compared; beyond, blocks are sampled.
@@ -27,7 +26,7 @@ PAIRS = 1 << 20
 # The same where only the largest exchange is asked for.
 SAMPLED_PAIRS = 1 << 13
 
-Coords = Mapping[int, np.ndarray]
+Coords = Mapping[int, Many]
 
 
 @dataclass(frozen=True)
@@ -146,35 +145,12 @@ def _product(tables: list[_Table], where: Coords, grid: Grid) -> np.ndarray:
     return out
 
 
-def bounds(dim: Dim, grid: Grid, coords: Coords) -> tuple[np.ndarray, np.ndarray]:
-    """First and last+1 index held at the given coordinates, for a dimension of one factor."""
-    lo: np.ndarray = np.zeros((), np.int64)
-    hi: np.ndarray = np.asarray(dim.factors[0])
-    for a in dim.axes[0]:
-        q, r = np.divmod(hi - lo, grid.sizes[a])
-        c = coords[a]
-        start = lo + c * q + np.minimum(c, r)
-        lo, hi = start, start + q + (c < r)
-    w = dim.window
-    if w is None:
-        return lo, hi
-    empty = hi <= lo
-    if dim.transposed:
-        first = np.maximum(0, -((w.reach - lo - w.pad) // w.stride))
-        last = np.minimum(dim.extent, (hi - 1 + w.pad) // w.stride + 1)
-    else:
-        first = np.maximum(0, lo * w.stride - w.pad)
-        last = np.minimum(dim.extent, (hi - 1) * w.stride - w.pad + w.reach + 1)
-    none = empty | (last <= first)
-    return np.where(none, 0, first), np.where(none, 0, last)
-
-
 @lru_cache(maxsize=1 << 14)
 def _lengths(dim: Dim, grid: Grid) -> _Table:
     axes = tuple(sorted(dim.all_axes))
     coords = _enumerate(axes, grid)
     if len(dim.factors) == 1:
-        lo, hi = bounds(dim, grid, coords)
+        lo, hi = dim.bounds(grid, coords)
         return _table(axes, np.broadcast_to(hi - lo, (grid.ways(axes),)))
     return _table(axes, np.array([length(dim.runs(grid, c)) for c in _places(coords, grid)]))
 
@@ -182,24 +158,13 @@ def _lengths(dim: Dim, grid: Grid) -> _Table:
 def longest(dim: Dim, grid: Grid) -> int:
     """Most indices of a dimension that any rank holds."""
     if dim.window is None and len(dim.factors) == 1:
-        return largest_block(dim.extent, dim.axes[0], grid)
+        return -(-dim.extent // grid.ways(dim.all_axes))
     return int(_lengths(dim, grid).values.max())
 
 
-def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
-    """Of one dimension, at the coordinates where most leaves: indices sent to members of a group (kept ones included), members that
-    get any, indices kept."""
-    if s.window is d.window is None and len(s.factors) == len(d.factors) == 1:
-        even = _even_exchange(s.axes[0], d.axes[0], axes, grid)
-        if even is not None and s.extent % even[0] == s.extent % even[1] == 0:
-            held, wanted = s.extent // even[0], s.extent // even[1]
-            return held // even[2], even[3], 0 if even[4] else min(held, wanted)
-    return _largest_exchange(s, d, axes, grid)
-
-
-@lru_cache(maxsize=1 << 16)
-def _even_exchange(x: Axes, y: Axes, axes: Axes, grid: Grid) -> tuple[int, int, int, int, bool] | None:
-    """Parts of two cuts into even blocks; into how many parts a reader's share of a block falls; readers; whether a block leaves.
+def even_exchange(x: Axes, y: Axes, axes: Axes, grid: Grid) -> tuple[int, int, bool] | None:
+    """Of two plain cuts into even blocks: into how many parts what a member wants of a block falls; members that get any; whether a
+    block leaves.
 
     A place in a cut is a digit of the index. Where both cut, one reader per digit wants what is held; beyond, all values of a digit are
     held, for as many readers as it has. None where the digits differ in size.
@@ -210,7 +175,7 @@ def _even_exchange(x: Axes, y: Axes, axes: Axes, grid: Grid) -> tuple[int, int, 
         return None
     more = wanted[len(held) :]
     share, readers = (prod(p for a, _, p in more if (a in axes) == moved) for moved in (False, True))
-    return grid.ways(x), grid.ways(y), share, readers, any(b[0] in axes for a, b in places if a != b)
+    return share, readers, any(b[0] in axes for a, b in places if a != b)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -218,24 +183,40 @@ def _primes(size: int) -> tuple[int, ...]:
     return Grid.of(size).sizes
 
 
+@lru_cache(maxsize=1 << 11)
+def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of all ranks, or of so many that at most `SAMPLED_PAIRS` pairs are compared: which block of a cut by ``x`` each holds, and which of a
+    cut by ``y``; and which of these each member of its group over ``moved`` has (a row per rank). Blocks are numbered as in `blocks`."""
+    x, y = x[::-1], y[::-1]
+    here = _enumerate(grid.axes, grid)
+    ways = grid.ways(moved)
+    if grid.size * ways > SAMPLED_PAIRS:
+        ranks = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // ways)).astype(int))
+        here = {a: c[ranks] for a, c in here.items()}
+    stay = {a: 0 if a in moved else here[a] for a in y}
+    go = dict.fromkeys(y, 0) | _enumerate(tuple(a for a in y if a in moved), grid)
+    theirs = np.asarray(_flat(y, grid, stay))[..., None] + _flat(y, grid, go)
+    return np.atleast_1d(_flat(x, grid, here)), np.atleast_1d(_flat(y, grid, here)), np.atleast_2d(theirs)
+
+
 @lru_cache(maxsize=1 << 16)
-def _largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
+def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
+    """Of one dimension, at the coordinates where most leaves: indices sent to members of a group (kept ones included), members that
+    get any, indices kept."""
     if len(s.factors) > 1 or len(d.factors) > 1:
         (sent, readers), kept = _sent(s, d, axes, grid), _kept(s, d, grid)
         where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
         total, count, own = (_product([t], where, grid) for t in (sent, readers, kept))
     else:
-        moved = tuple(x for x in axes if x in d.axes[0])
-        rank = np.arange(grid.size)
-        if grid.size * grid.ways(moved) > SAMPLED_PAIRS:
-            rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // grid.ways(moved))).astype(int))
-        here = {x: rank[:, None] // grid.strides[x] % grid.sizes[x] for x in grid.axes}
-        there = {**here, **{x: v[None, :] for x, v in _enumerate(moved, grid).items()}}
-        (a, b), (c, e), (f, g) = bounds(s, grid, here), bounds(d, grid, there), bounds(d, grid, here)
-        both = np.broadcast_to(np.minimum(b, e) - np.maximum(a, c), (rank.size, grid.ways(moved)))
-        total, count = np.maximum(0, both).sum(1), (both > 0).sum(1)
-        own = np.broadcast_to(np.maximum(0, np.minimum(b, g) - np.maximum(a, f)), (rank.size, 1))[:, 0]
-    at = int(np.lexsort((count, total, total - own))[-1])
+        x, y = s.all_axes, d.all_axes
+        held, wanted, theirs = _pairs(x, y, tuple(a for a in axes if a in y), grid)
+        (lo, hi), (first, last) = blocks(s, grid), blocks(d, grid)
+        lo, hi = lo[held], hi[held]
+        both = np.minimum(hi[:, None], last[theirs]) - np.maximum(lo[:, None], first[theirs])
+        own = np.minimum(hi, last[wanted]) - np.maximum(lo, first[wanted])
+        total, count, own = np.maximum(both, 0).sum(-1), (both > 0).sum(-1), np.maximum(own, 0)
+    total, count, own = np.broadcast_arrays(total, count, own)
+    at = np.lexsort((count, total, total - own))[-1]
     return int(total[at]), int(count[at]), int(own[at])
 
 
@@ -250,7 +231,7 @@ def _kept(s: Dim, d: Dim, grid: Grid) -> _Table:
     axes = tuple(sorted({*s.all_axes, *d.all_axes}))
     coords = _enumerate(axes, grid)
     if len(s.factors) == len(d.factors) == 1:
-        (a, b), (c, e) = bounds(s, grid, coords), bounds(d, grid, coords)
+        (a, b), (c, e) = s.bounds(grid, coords), d.bounds(grid, coords)
         both = np.maximum(0, np.minimum(b, e) - np.maximum(a, c))
         return _table(axes, np.broadcast_to(both, (grid.ways(axes),)))
     return _table(axes, np.array([length(intersect(s.runs(grid, c), d.runs(grid, c))) for c in _places(coords, grid)]))
@@ -267,7 +248,7 @@ def _sent(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[_Table, _Table]:
         rows = np.arange(n) if n * m <= PAIRS else np.unique(np.linspace(0, n - 1, max(64, PAIRS // m)).astype(int))
         here = {a: v[rows, None] for a, v in mine.items()}
         other = {**here, **{a: v[None, :] for a, v in theirs.items()}}
-        (a, b), (c, e) = bounds(s, grid, here), bounds(d, grid, other)
+        (a, b), (c, e) = s.bounds(grid, here), d.bounds(grid, other)
         both = np.broadcast_to(np.maximum(0, np.minimum(b, e) - np.maximum(a, c)), (rows.size, m))
         fill = np.searchsorted(rows, np.arange(n), side="right") - 1
         total, count = both.sum(1)[fill], (both > 0).sum(1)[fill]

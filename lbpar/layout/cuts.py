@@ -5,7 +5,7 @@ Every function takes integers or integer arrays, so that one rule serves a singl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,9 +35,13 @@ def pick(where: Many, a: Many, b: Many) -> Many:
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     """Where each different row of some columns of integers is first met, and which of them every row is."""
-    key = np.zeros(columns[0].shape, np.int64)
+    key, bound = np.zeros(columns[0].shape, np.int64), 1
     for c in columns:
-        key = key * (int(c.max(initial=0)) + 1) + c
+        size = int(c.max(initial=0)) + 1
+        if bound * size >= 1 << 62:
+            key = np.unique(key, return_inverse=True)[1]
+            bound = int(key.max()) + 1
+        key, bound = key * size + c, bound * size
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
     return first, index.reshape(-1)
 
@@ -54,6 +58,27 @@ def by_value(f: Callable[..., Any], *columns: Ints) -> Any:
     """``f`` of rows of integers, called once for each row that occurs; equal rows share the answer."""
     rows, index = by_row(*columns)
     return np.array([f(*row) for row in rows])[index]
+
+
+class Numbering:
+    """Numbers things as they come; ``things`` has them by number."""
+
+    def __init__(self, *things: Hashable) -> None:
+        self.things: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+        for thing in things:
+            self(thing)
+
+    def __call__(self, thing: Hashable) -> int:
+        number = self._numbers.get(thing)
+        if number is None:
+            number = self._numbers[thing] = len(self.things)
+            self.things.append(thing)
+        return number
+
+    def of(self, numbers: Ints) -> list[Any]:
+        """The things with some numbers."""
+        return [self.things[i] for i in numbers.tolist()]
 
 
 class Pair(NamedTuple):
@@ -88,6 +113,7 @@ class Cuts:
         self._sums: dict[tuple[int, int, int, int], int] = {}
         self._tables: list[NDArray[Any]] = []
         self.indexed: dict[Any, int] = {}  # cuts that loops give an index, of `lbpar.layout.many`
+        self.places = Numbering()  # of layouts: numbers of the cuts of their dimensions, and partial axes as bits
         self.number(Dim.whole(1))
 
     def __len__(self) -> int:

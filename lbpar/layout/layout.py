@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
-from typing import Literal
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lbpar.graph.loops import Index, Kernel, Operand, Window
 from lbpar.layout.grid import Axes, Grid
-from lbpar.layout.runs import Box, Runs, block, box_shape, expand, run
+from lbpar.layout.runs import Box, Many, Runs, block, box_shape, expand, run
 
 OpGrid = Mapping[str, Axes]  # loop name -> the axes that split it, major first
 
@@ -69,8 +72,8 @@ class Dim:
         """The same cut without ghosts: blocks of the dimension itself on the same axes."""
         return self if self.window is None else Dim(self.extent, (self.extent,), (self.all_axes,))
 
-    def parts(self, grid: Grid, coords: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """The block of each loop at the given coordinates."""
+    def parts(self, grid: Grid, coords: Sequence[Many] | Mapping[int, Many]) -> tuple[tuple[Many, Many], ...]:
+        """The block of each loop at the given coordinates: by axis, numbers or arrays."""
         out = []
         for extent, axes in zip(self.factors, self.axes, strict=True):
             lo, hi = 0, extent
@@ -78,6 +81,21 @@ class Dim:
                 lo, hi = block(lo, hi, grid.sizes[a], coords[a])
             out.append((lo, hi))
         return tuple(out)
+
+    def bounds(self, grid: Grid, coords: Sequence[Many] | Mapping[int, Many]) -> tuple[Many, Many]:
+        """First and last+1 index held at (arrays of) coordinates, for a dimension of one factor; (0, 0) where a window finds nothing."""
+        ((lo, hi),) = self.parts(grid, coords)
+        w = self.window
+        if w is None:
+            return lo, hi
+        if self.transposed:
+            first = np.maximum(0, -((w.reach - lo - w.pad) // w.stride))
+            last = np.minimum(self.extent, (hi - 1 + w.pad) // w.stride + 1)
+        else:
+            first = np.maximum(0, lo * w.stride - w.pad)
+            last = np.minimum(self.extent, (hi - 1) * w.stride - w.pad + w.reach + 1)
+        some = (hi > lo) & (last > first)
+        return first * some, last * some
 
     def runs(self, grid: Grid, coords: tuple[int, ...]) -> Runs:
         """Indices held at the given coordinates."""
@@ -203,18 +221,19 @@ def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ..
 
 
 @lru_cache(maxsize=1 << 14)
+def blocks(dim: Dim, grid: Grid) -> tuple[NDArray[Any], NDArray[Any]]:
+    """`Dim.bounds` of all coordinates along the axes of a dimension of one factor, the last axis running fastest."""
+    ways = [grid.sizes[a] for a in dim.all_axes]
+    places = np.unravel_index(np.arange(prod(ways)), ways) if ways else ()
+    return tuple(np.broadcast_to(x, prod(ways)) for x in dim.bounds(grid, dict(zip(dim.all_axes, places, strict=True))))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1 << 14)
 def _without_idle_window(dim: Dim, grid: Grid) -> Dim:
     """The plain cut, where the window reads just the blocks (a pool whose windows do not overlap, say)."""
-    plain = dim.plain
-    if dim.window == Window(1) and dim.factors == (dim.extent,):
-        return plain
-    coords = [0] * len(grid.sizes)
-    for place in product(*(range(grid.sizes[a]) for a in dim.all_axes)):
-        for a, c in zip(dim.all_axes, place, strict=True):
-            coords[a] = c
-        if dim.runs(grid, tuple(coords)) != plain.runs(grid, tuple(coords)):
-            return dim
-    return plain
+    (lo, hi), (first, last) = blocks(dim, grid), blocks(dim.plain, grid)
+    same = (hi - lo == last - first) & ((lo == first) | (hi == lo))
+    return dim.plain if same.all() else dim
 
 
 @lru_cache(maxsize=1 << 18)

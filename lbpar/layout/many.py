@@ -76,6 +76,12 @@ class Layouts:
         return Layouts(self.grid, self.shape, tuple(d[first] for d in self.dims), self.partial[first]), index
 
     @cached_property
+    def numbers(self) -> Ints:
+        """Of every one its number on this grid (`Cuts.places`)."""
+        places = cuts_of(self.grid).places
+        return by_value(lambda *row: places(row), *self.dims, self.partial)
+
+    @cached_property
     def key(self) -> tuple[object, ...]:
         return (self.shape, self.partial.tobytes(), *(d.tobytes() for d in self.dims))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -13,16 +14,18 @@ from lbpar.random import outer_sum
 MOST_RUNS = 2**17
 Runs = tuple[tuple[int, int], ...]
 Box = tuple[Runs, ...]
+#: A number, or an array of numbers.
+Many = Any
 
 
-def block(lo: int, hi: int, parts: int, index: int) -> tuple[int, int]:
-    """Part ``index`` of [lo, hi) cut into ``parts``: the first parts are one larger where it does not divide.
+def block(lo: Many, hi: Many, parts: int, index: Many) -> tuple[Many, Many]:
+    """Part ``index`` of [lo, hi) cut into ``parts``: the first parts are one larger where it does not divide. Numbers or arrays.
 
     >>> [block(0, 7, 3, i) for i in range(3)]
     [(0, 3), (3, 5), (5, 7)]
     """
     q, r = divmod(hi - lo, parts)
-    start = lo + index * q + min(index, r)
+    start = lo + index * q + r + (index - r) * (index < r)
     return start, start + q + (index < r)
 
 

@@ -57,7 +57,7 @@ class Fusion:
         out = [np.zeros(len(t.grids)) for t in tables]
         for group, place, value in self.members:
             t = tables[group]
-            size = pricing.moves.size(t.y.shape, t.y.dims) * pricing.item()
+            size = pricing.bytes(t.y)
             out[group] = out[group] + (pricing.machine.copy_seconds(size) if value == SUM else t.kernels[place, value])
         if self.kernel is not None:
             out[self.owner] = out[self.owner] - pricing.kernel(self.kernel, tables[self.owner].op_grids)

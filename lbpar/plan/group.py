@@ -31,7 +31,7 @@ class _Moves:
     kind: str
     src: Layouts
     dst: Layouts
-    stages: list[Stage]
+    transitions: Ints
 
 
 class Group(Lowering):
@@ -58,8 +58,8 @@ class Group(Lowering):
         return reads, [Layouts.of(o, kernel, self.grid, self.op_grids, written=True) for o in kernel.writes]
 
     def moves(self, src, dst):  # type: ignore[no-untyped-def, override]
-        found = self.pricing.stages(src, dst)
-        return (_Moves("allreduce" if src.partial.any() else "p2p", src, dst, found),) if found else ()
+        found = self.pricing.moves.between(src.numbers, dst.numbers)
+        return (_Moves("allreduce" if src.partial.any() else "p2p", src, dst, found),) if found.any() else ()
 
     def accumulated(self, ghosted):  # type: ignore[no-untyped-def, override]
         if not ghosted.has_ghosts:
@@ -68,20 +68,18 @@ class Group(Lowering):
         axes = reduce(or_, (pick(cuts.ghosts(d), cuts.mask(d), 0) for d in ghosted.dims))
         at = np.flatnonzero(axes)
         src, dst = (tuple(d[at] for d in x.dims) for x in (ghosted, plain))
-        return (_Moves("accumulate", ghosted, plain, [Stage("accumulate", axes[at], src, dst, at)]),)
+        found = self.pricing.moves.transitions([Stage("accumulate", axes[at], src, dst, at)], axes.size)
+        return (_Moves("accumulate", ghosted, plain, found),)
 
     def move(self, move, src, node):  # type: ignore[no-untyped-def, override]
         dtype = self.buffers[src].dtype
-        seconds = np.zeros_like(self.local)
-        for s in move.stages:
-            seconds[s.at] += self.pricing.moves.stage(s, move.src.shape, self.pricing.item(dtype))
-            self.crosses[src] = self.crosses.get(src, np.zeros(seconds.shape, bool))
-            self.crosses[src][s.at] = True
+        seconds = self.pricing.seconds(move.src, move.transitions, dtype)
+        self.crosses[src] = self.crosses.get(src, False) | (move.transitions > 0)
         if ":grad" in src or (self.phase == "update" and move.kind == "allreduce"):
             axes = move.src.partial & ~move.dst.partial
             shards = reduce(or_, (self.pricing.moves.cuts.mask(d) for d in move.src.dims))
             full = 4 * prod(move.src.shape) / self.pricing.moves.ways[shards] / BUCKET_BYTES
-            seconds = self.pricing.bucketed(move.src, axes, np.minimum(full, 1), self.pricing.item(dtype))
+            seconds = self.pricing.bucketed(move.src, axes, np.minimum(full, 1), dtype)
             if ":grad" in src:
                 self.messages.append((axes, full))
                 self.summed = self.summed + seconds
@@ -121,7 +119,7 @@ class Group(Lowering):
     def bytes(self, buffer: str) -> Floats:
         """Bytes of a buffer on the rank with the largest block."""
         b = self.buffers[buffer]
-        return self.pricing.moves.size(b.layout.shape, b.layout.dims) * self.pricing.item(b.dtype)
+        return self.pricing.bytes(b.layout, b.dtype)
 
     def memory(self, spared: set[str]) -> Floats:
         """Bytes that stay until the backward pass, but for ``spared`` buffers; parameters and their companions included."""

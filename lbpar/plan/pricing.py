@@ -15,7 +15,6 @@ from lbpar.graph.loops import Kernel
 from lbpar.layout.cuts import Ints, pick
 from lbpar.layout.grid import Grid
 from lbpar.layout.many import Layouts, OpGrids
-from lbpar.layout.transition import Stage, stages
 from lbpar.plan.candidates import OpGrid
 
 
@@ -45,42 +44,31 @@ class Pricing:
     def kernel(self, kernel: Kernel, op_grids: OpGrids) -> Floats:
         """Seconds of a kernel on the largest block that each op grid gives."""
         cuts, machine, procs = self.moves.cuts, self.machine, self.grid.size
-        local = {loop: self.moves.lengths(e)[op_grids[loop]] if loop in op_grids else e for loop, e in kernel.loops}
+        ways = {loop: self.moves.ways[cuts.mask(c)] for loop, c in op_grids.items()}
+        local = {loop: -(-e // ways[loop]) if loop in ways else e for loop, e in kernel.loops}
         seconds = kernel_seconds(machine, kernel, local, self.dtype)
         if machine.file.cores is not None:
-            ways = {loop: self.moves.ways[cuts.mask(c)] for loop, c in op_grids.items()}
             seconds = seconds * machine.turns(busy(kernel, ways, procs), procs)
         return seconds
 
-    def stages(self, src: Layouts, dst: Layouts, *, outer: bool = False) -> list[Stage]:
-        """Stages from each layout to the one at the same place, or to every one (``outer``: places row by row)."""
-        key = (outer, src.key[1:], dst.key[1:])
-        known = self.memo.get(key)
-        if known is None:
-            a, b = (slice(None), None) if outer else slice(None), (None, slice(None)) if outer else slice(None)
-            size = (src.partial.size, dst.partial.size) if outer else (src.partial.size,)
-            ends = [d[a] for d in src.dims], [d[b] for d in dst.dims]
-            known = stages(self.moves.cuts, *ends, src.partial[a], dst.partial[b], shape=size)
-            self.memo[key] = known
-        return known
+    def seconds(self, layouts: Layouts, transitions: Ints, dtype: str | None = None) -> Floats:
+        """Seconds of numbered transitions of a tensor."""
+        return self.moves.seconds(layouts.shape, self.item(dtype), transitions)
 
     def table(self, src: Layouts, dst: Layouts) -> Floats:
         """Seconds from each of some layouts to each of others."""
-        key = ("table", src.key, dst.key)
-        known = self.memo.get(key)
-        if known is None:
-            known = np.zeros(src.partial.size * dst.partial.size)
-            for s in self.stages(src, dst, outer=True):
-                known[s.at] += self.moves.stage(s, src.shape, self.item())
-            known = self.memo[key] = known.reshape(src.partial.size, dst.partial.size)
-        return known
+        return self.seconds(src, self.moves.between(src.numbers[:, None], dst.numbers[None, :]))
 
-    def bucketed(self, layouts: Layouts, axes: Ints, full: Floats, item: int) -> Floats:
+    def bytes(self, layouts: Any, dtype: str | None = None) -> Any:
+        """Bytes on the rank with the largest block."""
+        return self.moves.volumes.size(layouts.shape, layouts.dims) * self.item(dtype)
+
+    def bucketed(self, layouts: Layouts, axes: Ints, full: Floats, dtype: str | None) -> Floats:
         """Seconds of an allreduce that fills a part of a message: its bytes, and its share of the start."""
-        size = self.moves.size(layouts.shape, layouts.dims)
-        p, (term, _) = self.moves.ways[axes], self.moves.terms("allreduce", axes)
-        packing = np.where(full < 1, self.machine.copy_seconds(2 * size * item), 0)
-        return pick(axes > 0, term.start * full + term.byte * 2 * size * item * (p - 1) / p + packing, 0.0)
+        size = self.bytes(layouts, dtype)
+        p, term = self.moves.ways[axes], self.moves.allreduce(axes)
+        packing = np.where(full < 1, self.machine.copy_seconds(2 * size), 0)
+        return pick(axes > 0, term.start * full + term.byte * 2 * size * (p - 1) / p + packing, 0.0)
 
 
 @dataclass(eq=False)

@@ -18,7 +18,6 @@ import numpy as np
 from lbpar.graph.graph import Graph, Node
 from lbpar.layout.cuts import Ints, distinct
 from lbpar.layout.many import Layouts, Place
-from lbpar.layout.transition import stages
 from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.fusions import Fusion, fusions
 from lbpar.plan.group import Group
@@ -66,7 +65,7 @@ class Tables:
         for name in reversed(self.nodes):
             for sums, sizes in self.nodes[name].gradients:
                 axes, full = int(sums[choice[name]]), float(sizes[choice[name]])
-                start = float(self.pricing.moves.terms("allreduce", axes)[0].start)
+                start = float(self.pricing.moves.allreduce(np.array([axes])).start[0])
                 starts -= start * min(1.0, full)
                 if not waiting.get(axes):
                     starts += start
@@ -94,9 +93,9 @@ class Tables:
 
     def _seconds(self, src: Place, dst: Place) -> tuple[float, bool]:
         """Seconds of a transition, and whether more than slices is in it."""
-        p = self.pricing
-        found = stages(p.moves.cuts, src[1], dst[1], src[2], dst[2])
-        return sum(float(p.moves.stage(s, src[0], p.item())) for s in found), any(s.kind != "slice" for s in found)
+        moves = self.pricing.moves
+        number = moves.between(*(np.array([moves.cuts.places((*dims, partial))]) for _, dims, partial in (src, dst)))
+        return float(moves.seconds(src[0], self.pricing.item(), number)[0]), moves.communicates(int(number[0]))
 
 
 def group_nodes(graph: Graph, fixed: Mapping[str, OpGrid]) -> dict[str, list[str]]:
