@@ -35,6 +35,14 @@ class Box:
     from_strides: tuple[int, ...]
 
 
+def dense(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides of a C-contiguous array, in bytes."""
+    strides = [itemsize]
+    for n in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(n, 1))
+    return tuple(strides[: len(shape)])
+
+
 def moves(boxes: Sequence[Box], itemsize: int, limit: int = INDEX_LIMIT) -> Iterator[Launch]:
     """Launches that copy boxes of elements of so many bytes; what is written must not overlap."""
     sizes = [size for size in UNITS if size % itemsize == 0 or itemsize % size == 0]

@@ -9,15 +9,28 @@ is left out, memory let go too early or a read by the host that does not wait sh
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
+from lbpar.transport.virtual import VirtualWorld
 from tests.util.fake_cupy import cuda, nccl, runtime
 from tests.util.fake_cupy.kernels import RawKernel, RawModule
-from tests.util.fake_cupy.machine import Machine, new_machine
+from tests.util.fake_cupy.machine import Machine, machine, new_machine
 from tests.util.fake_cupy.memory import asnumpy, ndarray
 
-__all__ = ["RawKernel", "RawModule", "asnumpy", "cuda", "install", "ndarray"]
+__all__ = ["RawKernel", "RawModule", "asnumpy", "between", "cuda", "install", "ndarray"]
 __version__ = "14.2.0"
+
+
+def between(world: VirtualWorld) -> None:
+    """Let a rank of a virtual world that waits for its device hand over to the others."""
+
+    def others(condition: Callable[[], bool]) -> bool:
+        threads, name = world._threads, threading.current_thread().name
+        return threads is not None and threads.wait_until(int(name.removeprefix("rank ")), condition)
+
+    machine().scheduler.others = others
 
 
 def install(patch: Any, devices: int = 1) -> Machine:

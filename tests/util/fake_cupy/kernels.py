@@ -105,10 +105,7 @@ def _argument(a: Any) -> Any:
 def _read_only(code: str, name: str) -> tuple[bool, ...]:
     """Per parameter of a kernel, whether it points to what is only read."""
     plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", code, flags=re.DOTALL)
-    found = re.search(
-        r"__global__[^;{(]*(?:__launch_bounds__\([^)]*\)[^;{(]*)?\b" + name.split("<")[0] + r"\s*\(([^{;]*)\)\s*\{",
-        plain,
-    )
+    found = re.search(rf"\b{name.split('<')[0]}\s*\(([^{{}};]*)\)\s*\{{", plain)
     assert found, f"{name} is not in its source"
     return tuple("*" in p and re.search(r"\bconst\b[^*]*\*", p) is not None for p in _split(found[1]))
 

@@ -49,6 +49,7 @@ class _World:
         self.calls: dict[int, tuple[tuple[Any, ...], Task, dict[int, Any]]] = {}
         self.pairs: dict[tuple[int, int, int], tuple[Task, dict[str, Any]]] = {}
         self.children: dict[tuple[int, int], _World] = {}
+        self.splits: dict[int, int] = {}
         self.aborted = False
 
 
@@ -63,12 +64,13 @@ class NcclConfig:
 
 
 class NcclCommunicator:
-    """One rank's handle. Nothing blocks the host; who waits for a stream in which another rank is missing never returns."""
+    """One rank's handle. Where ranks are threads, making one waits for all members, as NCCL does; moves never block the host."""
 
     def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
         machine().check()
         assert isinstance(commId, bytes) and len(commId) == 128
         self._join(_worlds.setdefault(commId, _World()), ndev, rank)
+        machine().scheduler.others(lambda: len(self._world.ranks) == ndev)
 
     def _join(self, world: _World, size: int | None, rank: int) -> NcclCommunicator:
         assert rank not in world.ranks, "one rank twice"
@@ -88,9 +90,12 @@ class NcclCommunicator:
 
     def commSplit(self, color: int, key: int, config: Any = None) -> NcclCommunicator:
         """A part of the communicator; every member must call it, in the same order."""
-        child = self._world.children.setdefault((self._splits, color), _World())
-        self._splits += 1
-        return NcclCommunicator.__new__(NcclCommunicator)._join(child, None, key)
+        number, splits = self._splits, self._world.splits
+        child = self._world.children.setdefault((number, color), _World())
+        self._splits, splits[number] = number + 1, splits.get(number, 0) + 1
+        made = NcclCommunicator.__new__(NcclCommunicator)._join(child, None, key)
+        machine().scheduler.others(lambda: splits[number] == self._size)
+        return made
 
     def rank_id(self) -> int:
         return self._rank
@@ -148,6 +153,16 @@ class NcclCommunicator:
                 out[:] = value
 
         self._collective(("broadcast", count, datatype, root), (source, target), work, stream)
+
+    def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
+        source = _array(sendbuf, count, datatype)
+        target = _array(recvbuf, count, datatype) if self._rank == root else None
+
+        def work(members: dict[int, Any]) -> None:
+            total = _reduced([m[0] for _, m in sorted(members.items())], op)
+            members[sorted(members)[root]][1][:] = total
+
+        self._collective(("reduce", count, datatype, op, root), (source, target), work, stream)
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         self._pair("send", (self._rank, peer), _array(sendbuf, count, datatype), stream)

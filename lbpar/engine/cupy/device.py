@@ -1,0 +1,216 @@
+"""Arrays in a device's memory, its compute stream, events, and copies to and from the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lbpar.engine.cupy.kernels import THREADS, Kernels, address, kind_of
+from lbpar.engine.cupy.library import load
+from lbpar.engine.cupy.pieces import Box, Launch, dense, moves, rows, sums
+from lbpar.engine.cupy.pinned import Pinned
+from lbpar.engine.device import Array, Device, Event, Index
+from lbpar.errors import EngineError
+from lbpar.text import human_bytes
+
+LARGEST_ASIDE = 1 << 23
+"""Bytes up to which a copy to the host runs beside what the host does; larger ones (checkpoints) are waited for at once."""
+
+
+class CupyDevice(Device):
+    """CuPy arrays, C-contiguous or views of such.
+
+    All kernels run in one stream of their own. The memory that they take comes from a pool that gives what nobody refers to any
+    more to the next who asks, in the order of that stream: whoever else works on an array holds on to it until the stream waits.
+
+    Attributes
+    ----------
+    cupy : module
+    stream : cupy.cuda.Stream
+        Of all kernels.
+    """
+
+    def __init__(self) -> None:
+        self.cupy = load()
+        cuda = self.cupy.cuda
+        self._runtime = cuda.runtime
+        self.stream = cuda.Stream(non_blocking=True)
+        self.pool = cuda.MemoryPool()
+        self.pinned = Pinned(cuda.alloc_pinned_memory)
+        self.kernels = Kernels(self.cupy, self.stream)
+        self._ndarray, self._out_of_memory = self.cupy.ndarray, cuda.memory.OutOfMemoryError
+        self._uploads: dict[int, tuple[npt.NDArray[Any], Array]] = {}
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
+        kind = self.dtype if dtype is None else np.dtype(dtype)
+        shape = tuple(shape)
+        nbytes = math.prod(shape) * kind.itemsize
+        try:
+            with self.stream:  # the pool reuses memory in this stream's order
+                memory = self.pool.malloc(nbytes)
+        except self._out_of_memory as error:
+            raise EngineError(self._no_room(nbytes)) from error
+        return self._ndarray(shape, kind, memory)
+
+    def _no_room(self, nbytes: int) -> str:
+        free, total = self._runtime.memGetInfo()
+        return (
+            f"memory: an array of {human_bytes(nbytes)} does not fit the GPU: {human_bytes(self.pool.used_bytes())} of its "
+            f"{human_bytes(total)} are in use by this process, {human_bytes(free)} are free; use more GPUs and split larger layers, "
+            "a smaller batch, or a smaller network."
+        )
+
+    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
+        out = self.empty(shape, dtype)
+        if out.nbytes:
+            self._runtime.memsetAsync(address(out), 0, out.nbytes, self.stream.ptr)
+        return out
+
+    def copy(self, a: Array, dtype: npt.DTypeLike | None = None, out: Array | None = None) -> Array:
+        if out is None:
+            out = self.empty(a.shape, a.dtype if dtype is None else dtype)
+        if out.dtype != a.dtype:
+            return self._cast(a, out)
+        if a.flags.c_contiguous and out.flags.c_contiguous:
+            if a.nbytes:
+                self._copy(address(out), address(a), a.nbytes, self._runtime.memcpyDeviceToDevice)
+        else:
+            box = Box(address(out), address(a), a.shape, out.strides, a.strides)
+            self._pack(moves([box], a.itemsize))
+        return out
+
+    def _cast(self, a: Array, out: Array) -> Array:
+        raise NotImplementedError
+
+    def pack(self, a: Array, index: Index, out: Array | None = None) -> Array:
+        part = _Part.of(a, index)
+        target = self.empty(part.shape, a.dtype) if out is None else out
+        box = Box(address(target), part.address, part.shape, dense(part.shape, a.itemsize), part.strides)
+        if part.lists is None:
+            self._pack(moves([box], a.itemsize))
+        else:
+            self._pack(rows(box, self._rows(part.lists), False, None, a.itemsize))
+        return target
+
+    def unpack(self, buf: Array, a: Array, index: Index, accumulate: bool = False) -> None:
+        part, source = _Part.of(a, index), buf if buf.flags.c_contiguous else self.copy(buf)
+        box = Box(part.address, address(source), part.shape, part.strides, dense(part.shape, a.itemsize))
+        if part.lists is not None:
+            self._pack(rows(box, self._rows(part.lists), True, kind_of(a.dtype) if accumulate else None, a.itemsize))
+        elif accumulate:
+            self._pack(sums([box], kind_of(a.dtype), a.itemsize))
+        else:
+            self._pack(moves([box], a.itemsize))
+
+    def _pack(self, launches: Iterable[Launch]) -> None:
+        for name, blocks, args in launches:
+            self.kernels.launch("pack.cu", name, (blocks,), (THREADS,), args)
+
+    def _rows(self, lists: Sequence[npt.NDArray[np.int64] | None]) -> list[int]:
+        return [0 if r is None else address(self._upload(r)) for r in lists]
+
+    def from_host(self, a: npt.NDArray[Any]) -> Array:
+        out = self.empty(a.shape, a.dtype)
+        if out.nbytes:
+            piece = self.pinned.take(out.nbytes)
+            np.copyto(piece[: out.nbytes].view(a.dtype).reshape(a.shape), a)
+            self._copy(address(out), piece.ctypes.data, out.nbytes, self._runtime.memcpyHostToDevice)
+            self.pinned.give(piece, self.record())
+        return out
+
+    def _upload(self, a: npt.NDArray[Any]) -> Array:
+        """A small array of the host that is the same in every step, copied once."""
+        found = self._uploads.get(id(a))
+        if found is None:
+            if len(self._uploads) > 4096:
+                self._uploads.clear()
+            found = self._uploads[id(a)] = a, self.from_host(np.ascontiguousarray(a))
+        return found[1]
+
+    def fetch(self, a: Array) -> Callable[[], npt.NDArray[Any]]:
+        source = a if a.flags.c_contiguous else self.copy(a)
+        out = np.empty(a.shape, a.dtype)
+        if not out.nbytes:
+            return lambda: out
+        if out.nbytes > LARGEST_ASIDE:
+            self._copy(out.ctypes.data, address(source), out.nbytes, self._runtime.memcpyDeviceToHost)
+            self.stream.synchronize()
+            return lambda: out
+        return _Fetched(self, source, out)
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        self._runtime.memcpyAsync(to, source, nbytes, kind, self.stream.ptr)
+
+    def record(self) -> Event:
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def wait(self, event: Event) -> None:
+        if event is not None:
+            self.stream.wait_event(event)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def mark(self) -> Any:
+        event = self.cupy.cuda.Event()
+        event.record(self.stream)
+        return event
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        start.synchronize()
+        end.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) * 1e-3
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What an index selects: where it begins, its shape and strides, and lists of rows where there are any."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    lists: tuple[npt.NDArray[np.int64] | None, ...] | None
+
+    @classmethod
+    def of(cls, a: Array, index: Index) -> _Part:
+        at, shape, strides = address(a), [], []
+        for n, stride, i in zip(a.shape, a.strides, index, strict=True):
+            if isinstance(i, slice):
+                start, stop, step = i.indices(n)
+                shape.append(max(0, -(-(stop - start) // step)))
+                strides.append(stride * step)
+                at += start * stride
+            else:
+                shape.append(len(i))
+                strides.append(stride)
+        lists = tuple(None if isinstance(i, slice) else i for i in index)
+        return cls(at, tuple(shape), tuple(strides), lists if any(r is not None for r in lists) else None)
+
+
+class _Fetched:
+    """A copy to the host under way. Its memory there is used again once it has been read, or has ended unread."""
+
+    def __init__(self, device: CupyDevice, source: Array, out: npt.NDArray[Any]) -> None:
+        self._pinned, self._out = device.pinned, out
+        self._piece: npt.NDArray[np.uint8] | None = device.pinned.take(out.nbytes)
+        device._copy(self._piece.ctypes.data, address(source), out.nbytes, device._runtime.memcpyDeviceToHost)
+        self._event = device.record()
+
+    def __call__(self) -> npt.NDArray[Any]:
+        if self._piece is not None:
+            self._event.synchronize()
+            np.copyto(self._out, self._piece[: self._out.nbytes].view(self._out.dtype).reshape(self._out.shape))
+            self._pinned.give(self._piece)
+            self._piece = None
+        return self._out
+
+    def __del__(self) -> None:
+        if self._piece is not None:
+            self._pinned.give(self._piece, self._event)

@@ -1,0 +1,60 @@
+"""CuPy and its device, or a message that says what is missing and how to get it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lbpar.errors import EngineError
+
+OLDEST = 14
+"""First CuPy that has arrays of bfloat16 and runs CUDA 12 and 13."""
+
+_INSTALL = "pip install 'lbpar[cuda13]', or 'lbpar[cuda12]' where nvidia-smi shows CUDA 12"
+_ELSE = "or choose engine.name: onednn or numpy"
+
+
+def load() -> Any:
+    """The module `cupy`, on a machine with a device.
+
+    Raises
+    ------
+    EngineError
+        CuPy, its driver or a device is missing.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise EngineError(
+            f"engine.name: cupy needs CuPy, which cannot be loaded ({error}): {_INSTALL}, {_ELSE}."
+        ) from error
+    if int(cupy.__version__.split(".")[0]) < OLDEST:
+        raise EngineError(
+            f"engine.name: cupy: CuPy {cupy.__version__} is installed, expected {OLDEST} or newer: {_INSTALL}."
+        )
+    try:
+        found = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise EngineError(_silent(str(error))) from error
+    if not found:
+        raise EngineError(_silent("no device"))
+    return cupy
+
+
+def _silent(error: str) -> str:
+    """Why no device answers."""
+    if "InsufficientDriver" in error:
+        return (
+            f"engine.name: cupy: the NVIDIA driver is missing, or older than the CUDA that CuPy was built for ({error}): run on a node "
+            f"with a GPU, install a newer driver, or CuPy for the driver's CUDA ({_INSTALL}), {_ELSE}."
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+    return f"engine.name: cupy: no GPU can be used here ({error}{shown}): ask the batch system for one, {_ELSE}."
+
+
+def device_name(cupy: Any) -> str:
+    """The current device in words."""
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    return f"{properties['name'].decode()} (sm_{properties['major']}{properties['minor']})"

@@ -1,0 +1,56 @@
+"""The kernels that the engine launches by default: which there are, and which are compiled together."""
+
+from __future__ import annotations
+
+import re
+
+FLOATS = ("float", "double", "__half", "__nv_bfloat16")
+_SIZES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2}
+
+_ELEMENTWISE = ("relu", "leaky_relu", "sigmoid", "tanh")
+_POINTWISE = (
+    *(f"{name}_{way}<T>" for name in _ELEMENTWISE for way in ("forward", "backward")),
+    "add_all<T>", "multiply_all<T>", "axpy<T>", "local_response_norm_ratio<T>",
+    "local_response_norm_forward<T, i32>", "local_response_norm_backward<T, i32>",
+)  # fmt: skip
+
+_NORM = (
+    "norm_partials<T>", "norm_apply<T, P, true>", "norm_apply<T, P, false>", "norm_backward_partials<T, true>",
+    "norm_backward_partials<T, false>", "norm_backward_data<T, P>", "column_partials<T>", "column_sums<T>", "bias_add<T, P>",
+)  # fmt: skip
+_NORM_PLAIN = (
+    "norm_sums", "norm_moments", "norm_running", "norm_invstd", "norm_backward_sums<float>", "norm_backward_sums<double>",
+)  # fmt: skip
+
+
+def _typed(*patterns: str) -> tuple[tuple[str, ...], ...]:
+    """A group for each element type: T is the type, P that of parameters beside it."""
+
+    def filled(pattern: str, kind: str) -> str:
+        return re.sub(r"\bP\b", "double" if kind == "double" else "float", re.sub(r"\bT\b", kind, pattern))
+
+    return tuple(tuple(filled(p, kind) for p in patterns) for kind in FLOATS)
+
+
+GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pack.cu": (
+        tuple(
+            name
+            for unit in ("u8", "u16", "u32", "uint2", "uint4")
+            for name in (f"move_pieces<{unit}, i32, 1>", f"move_pieces<{unit}, i32, 24>", f"move_rows<{unit}, i32>")
+            if name != "move_rows<uint4, i32>"
+        ),
+        *(
+            (f"add_rows<{t}, i32>", *(f"add_pieces<{t}, {n}, i32, {k}>" for n in (1, 16 // _SIZES[t]) for k in (1, 24)))
+            for t in FLOATS
+        ),
+    ),
+    "norm.cu": (*_typed(*_NORM), _NORM_PLAIN),
+    "pointwise.cu": (
+        *_typed(*_POINTWISE),
+        tuple(f"convert<{to}, {source}>" for to in FLOATS for source in FLOATS if to != source),
+        tuple(f"channel_shuffle<{unit}, i32>" for unit in ("u16", "u32", "uint2")),
+    ),
+}
+"""Per file: groups of name expressions. Kernels that are in none (index arithmetic in 64 bits, tiles of other sizes) are compiled one
+by one when they are first launched."""

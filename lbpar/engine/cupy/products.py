@@ -1,0 +1,139 @@
+"""Convolutions and matrix products by the tiled kernels (``kernels/convolution.cu``, ``kernels/gemm.cu``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from lbpar.engine.base import Window
+from lbpar.engine.cupy import launch_conv
+from lbpar.engine.cupy.kernels import address
+from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry, Job, Math
+from lbpar.engine.cupy.pointwise import Pointwise
+from lbpar.engine.device import Array
+
+MOST_JOBS = 4096
+
+
+class Products(Pointwise):
+    """The part of the engine that multiplies.
+
+    Attributes
+    ----------
+    tf32 : bool
+        Multiply float32 in TF32, whose products have 11 bits; sums are float32.
+    """
+
+    tf32 = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        properties = self._runtime.getDeviceProperties(self._runtime.getDevice())
+        architecture = 10 * properties["major"] + properties["minor"]
+        self._card = Card(architecture=architecture, processors=properties["multiProcessorCount"])
+        self._jobs: dict[Hashable, Job] = {}
+
+    def _multiply(self, key: Hashable, make: Callable[[Math, Card], Job], **arrays: Array | None) -> None:
+        """Launch the job of a key: shapes and flags. Arrays go by the names that the job's maker gives them."""
+        held = [a for a in arrays.values() if a is not None]
+        aligned = gcd(self._card.alignment, *map(address, held))
+        name = held[0].dtype.name
+        key = (key, name, self.tf32, aligned)
+        job = self._jobs.get(key)
+        if job is None:
+            if len(self._jobs) >= MOST_JOBS:  # varying shapes must not grow memory without bound
+                self._jobs.clear()
+            arithmetic = MATHS["tf32" if name == "float32" and self.tf32 else name]
+            job = self._jobs[key] = make(arithmetic, replace(self._card, alignment=aligned))
+        workspace = self.empty((job.workspace_bytes,), np.uint8) if job.workspace_bytes else None
+        found: dict[str, Any] = {**arrays, "workspace": workspace, "": None}
+        for launch in job.launches:
+            args = (*(found[a] for a in launch.arrays), launch.sizes)
+            self.kernels.launch(launch.source, launch.name, launch.grid, launch.block, args, launch.shared_bytes)
+
+    def conv_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        return self._conv_forward(x, w, b, win, groups, tuple(out_spatial), False)
+
+    def conv_relu_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
+    ) -> Array:
+        return self._conv_forward(x, w, b, win, groups, tuple(out_spatial), True)
+
+    def _conv_forward(
+        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out: tuple[int, ...], relu: bool
+    ) -> Array:
+        y = self.empty((x.shape[0], *out, w.shape[0]), x.dtype)
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            g = Geometry.of(x.shape[0], x.shape[1:-1], out, win, groups, x.shape[-1], w.shape[0])
+            return launch_conv.conv_forward(arithmetic, card, g, b is not None, relu)
+
+        key = ("conv", x.shape, w.shape, win, groups, out, b is None, relu)
+        self._multiply(key, make, y=y, x=self._dense(x), w=self._dense(w), b=None if b is None else self._dense(b))
+        return y
+
+    def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
+        inner, channels = tuple(in_spatial), w.shape[-1] * groups
+        dx = self.empty((dy.shape[0], *inner, channels), dy.dtype)
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            g = Geometry.of(dy.shape[0], inner, dy.shape[1:-1], win, groups, channels, w.shape[0])
+            return launch_conv.conv_backward_data(arithmetic, card, g)
+
+        key = ("data", dy.shape, w.shape, win, groups, inner)
+        self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._dense(w))
+        return dx
+
+    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
+        shape = (dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups)
+        dw = self.empty(shape, x.dtype) if out is None else out
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            g = Geometry.of(x.shape[0], x.shape[1:-1], dy.shape[1:-1], win, groups, x.shape[-1], dy.shape[-1])
+            return launch_conv.conv_backward_weights(arithmetic, card, g)
+
+        self._multiply(("weights", x.shape, dy.shape, win, groups), make, dw=dw, dy=self._dense(dy), x=self._dense(x))
+        return dw
+
+    def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
+        sizes = (x.shape[0], x.shape[1], w.shape[0])
+        y = self.empty((sizes[0], sizes[2]), x.dtype)
+        self._multiply(
+            ("linear", *sizes, b is None),
+            lambda arithmetic, card: launch_conv.linear_forward(arithmetic, card, *sizes, bias=b is not None),
+            y=y,
+            x=self._dense(x),
+            w=self._dense(w),
+            b=None if b is None else self._dense(b),
+        )
+        return y
+
+    def linear_backward_data(self, dy: Array, w: Array) -> Array:
+        sizes = (dy.shape[0], w.shape[1], dy.shape[1])
+        dx = self.empty(sizes[:2], dy.dtype)
+        self._multiply(
+            ("linear data", *sizes),
+            lambda arithmetic, card: launch_conv.linear_backward_data(arithmetic, card, *sizes),
+            dx=dx,
+            dy=self._dense(dy),
+            w=self._dense(w),
+        )
+        return dx
+
+    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
+        sizes = (x.shape[0], x.shape[1], dy.shape[1])
+        dw = self.empty((sizes[2], sizes[1]), x.dtype) if out is None else out
+        self._multiply(
+            ("linear weights", *sizes),
+            lambda arithmetic, card: launch_conv.linear_backward_weights(arithmetic, card, *sizes),
+            dw=dw,
+            dy=self._dense(dy),
+            x=self._dense(x),
+        )
+        return dw

@@ -1,0 +1,147 @@
+"""Moves of device arrays: by NCCL and by way of the host, between virtual ranks, against those of NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.engine.cupy.device import CupyDevice
+from lbpar.errors import CommError, Unsupported
+from lbpar.layout.grid import Axes, Grid
+from lbpar.transport import nccl
+from lbpar.transport.base import Moves, Transport
+from lbpar.transport.checked import CheckedTransport
+from lbpar.transport.nccl import NcclTransport
+from lbpar.transport.virtual import VirtualWorld
+from tests.util import fake_cupy
+
+GRIDS = [Grid((2,)), Grid((3,)), Grid((2, 3)), Grid((2, 1, 2))]
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return fake_cupy.install(monkeypatch, devices=4)
+
+
+def device() -> CupyDevice:
+    CupyDevice.__abstractmethods__ = frozenset()
+    made = CupyDevice()  # type: ignore[abstract]
+    made.dtype = np.dtype("float32")
+    return made
+
+
+def held(rank: int, n: int, dtype: Any) -> np.ndarray:
+    """Small numbers, whose sums are exact in any order."""
+    return ((np.arange(n) * 7 + rank * 3) % 11).astype(dtype)
+
+
+def moves(t: Moves, axes: Axes, dtype: Any, put: Any) -> list[Any]:
+    """Every operation, started one after the other and waited for in reverse."""
+    group = t.group(axes)
+    place, p = group.index(t.rank), len(group)
+    counts = [(5 * i + 3) % 7 for i in range(p)]
+    send = [(place * 5 + i * 3) % 4 for i in range(p)]
+    recv = [(i * 5 + place * 3) % 4 for i in range(p)]
+    near = {group[(place + 1) % p]: put(held(t.rank, 4, dtype)), t.rank: put(held(t.rank, 2, dtype))}
+    expected = {group[(place - 1) % p]: 4, t.rank: 2} if p > 1 else {t.rank: 2}
+    if p == 1:
+        near = {t.rank: near[t.rank]}
+    requests = [
+        t.allreduce(put(held(t.rank, 13, dtype)), axes, "sum", "a"),
+        t.allreduce(put(held(t.rank, 0, dtype)), axes, "sum", "b"),
+        t.allreduce(put(held(t.rank, 3, dtype)), axes, "max", "c"),
+        t.reduce_scatter(put(held(t.rank, sum(counts), dtype)), counts, axes, "sum", "d"),
+        t.reduce_scatter(put(held(t.rank, 4 * p, dtype)), [4] * p, axes, "max", "e"),
+        t.allgather(put(held(t.rank, counts[place], dtype)), counts, axes, "f"),
+        t.allgather(put(held(t.rank, 3, dtype)), [3] * p, axes, "g"),
+        t.alltoall(put(held(t.rank, sum(send), dtype)), send, recv, axes, "h"),
+        t.exchange(near, expected, dtype, axes, "i"),
+    ]
+    while not requests[0].test():
+        pass
+    return [r.wait() for r in reversed(requests)]
+
+
+def values(x: Any, get: Any) -> Any:
+    return {r: values(a, get) for r, a in sorted(x.items())} if isinstance(x, dict) else get(x).tolist()
+
+
+def run(grid: Grid, dtype: Any, wrap: Any, seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """What all ranks got over each set of axes, and their counters."""
+    world = VirtualWorld(grid)
+    fake_cupy.between(world)
+    fake_cupy.machine().scheduler.seed(seed)
+
+    def rank(t: Transport) -> Any:
+        moved, own = wrap(t)
+        out = []
+        for axes in [(), *((a,) for a in grid.axes), grid.axes]:
+            put, get = (own.from_host, own.to_host) if own else (np.copy, np.copy)
+            out.append([values(x, get) for x in moves(moved, axes, dtype, put)])
+        return out, moved.counter.items()
+
+    results = world.run(rank)
+    world.check_idle()
+    return [r for r, _ in results], [c for _, c in results]
+
+
+def by_nccl(limit: int = nccl.LIMIT, checked: bool = False) -> Any:
+    def wrap(t: Transport) -> tuple[Transport, CupyDevice]:
+        moved: Transport = NcclTransport(t, limit)
+        own = device()
+        if checked:
+            moved = CheckedTransport(moved)
+        moved.attach(own)
+        return moved, own
+
+    return wrap
+
+
+def by_host(t: Transport) -> tuple[Transport, CupyDevice]:
+    own = device()
+    t.attach(own)
+    return t, own
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_move_gives_what_it_gives_on_the_host(grid: Grid, dtype: str) -> None:
+    want = run(grid, dtype, lambda t: (t, None))
+    for wrap in (by_nccl(), by_nccl(1), by_nccl(3), by_host):
+        for seed in range(2):
+            assert run(grid, dtype, wrap, seed) == want
+
+
+def test_the_checked_mode_wraps_it() -> None:
+    want, _ = run(Grid((2, 3)), "float32", lambda t: (t, None))
+    assert run(Grid((2, 3)), "float32", by_nccl(checked=True))[0] == want
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="NCCL has no type for complex64"):
+        run(Grid((2,)), "complex64", by_nccl())
+    monkeypatch.setattr(fake_cupy.nccl, "available", False)
+    with pytest.raises(CommError, match=r"transport: nccl: NCCL cannot be used \(libnccl.*lbpar\[cuda13\]"):
+        run(Grid((2,)), "float32", by_nccl())
+
+
+def test_an_error_of_nccl_names_the_move_and_aborts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(t: Transport) -> Any:
+        moved, own = by_nccl()(t)
+        moved.prepare([(0,)])
+        if t.rank == 1:
+            for comm in moved._comms.values():
+                comm.abort()
+        t.barrier()
+        with pytest.raises(CommError, match=r"rank 0: allreduce 'x': NCCL reports NCCL_ERROR_REMOTE_ERROR"):
+            if t.rank == 0:
+                moved.allreduce(own.zeros((3,)), (0,), tag="x")
+            else:
+                raise CommError("rank 0: allreduce 'x': NCCL reports NCCL_ERROR_REMOTE_ERROR")
+        with pytest.raises(CommError, match="aborted the job: that is enough"):
+            moved.abort("that is enough")
+        moved.close()
+
+    VirtualWorld(Grid((2,))).run(rank)
