@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from lbpar.train.progress import short
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.together import together
+from lbpar.whole_file import beside
 
 Array = np.ndarray[Any, Any]
 
@@ -34,16 +33,12 @@ def _parser(name: str, what: str) -> Parser:
     return p
 
 
-def _restored(args: Any) -> api.Trained[Evaluator]:
-    return api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code)
-
-
 def evaluate(argv: Sequence[str] | None = None) -> int:
     """Loss and accuracies on the run's test data. Collective over all ranks."""
     p = _parser("evaluate", "Loss and accuracies on the test data of a run")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args(argv)
-    with _restored(args) as network:
+    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
         found = {"step": network.trainer.step, **network.evaluate()}
         if network.trainer.transport.rank == 0:
             print(dumps(found) if args.json else "  ".join(f"{k} {short(v)}" for k, v in found.items()), flush=True)
@@ -60,12 +55,10 @@ def predict(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="HDF5 file (or FILE:/GROUP; samples in data.x), or .npy as the training data are stored",
     )
-    _add_out(p, "HDF5 (dataset y) or .npy")
-    args = p.parse_args(argv)
-    out = _named(args.out, (".h5", ".hdf5", ".npy"))
+    args, out = _with_out(p, argv, "HDF5 (dataset y) or .npy", (".h5", ".hdf5", ".npy"))
     if out.exists() and any(Path(p).exists() and out.samefile(p) for p in (args.input, args.input.partition(":/")[0])):
         raise ConfigError(f"--out: {out} is the input; give another name.")
-    with _restored(args) as network:
+    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
         trainer = network.trainer
         with together(trainer.transport):
             _check_free(out, args.overwrite, trainer.transport)
@@ -81,10 +74,8 @@ def predict(argv: Sequence[str] | None = None) -> int:
 def export(argv: Sequence[str] | None = None) -> int:
     """All parameters and running statistics of the network in one file. Collective over all ranks."""
     p = _parser("export", "The weights of a run, whole and by name, channels last")
-    _add_out(p, ".safetensors or .npz")
-    args = p.parse_args(argv)
-    out = _named(args.out, (".safetensors", ".npz"))
-    with _restored(args) as network:
+    args, out = _with_out(p, argv, ".safetensors or .npz", (".safetensors", ".npz"))
+    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
         transport = network.trainer.transport
         with together(transport):
             _check_free(out, args.overwrite, transport)
@@ -96,9 +87,15 @@ def export(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_out(p: Parser, kinds: str) -> None:
-    p.add_argument("--out", required=True, type=path_option, metavar="FILE", help=f"file to write: {kinds}")
+def _with_out(p: Parser, argv: Sequence[str] | None, shown: str, kinds: tuple[str, ...]) -> tuple[Any, Path]:
+    """The command line, and the file that it names to be written."""
+    p.add_argument("--out", required=True, type=path_option, metavar="FILE", help=f"file to write: {shown}")
     p.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
+    args = p.parse_args(argv)
+    out = Path(args.out)
+    if out.suffix not in kinds:
+        raise ConfigError(f"--out: got {out}, expected a name that ends in {', '.join(kinds)}.")
+    return args, out
 
 
 def _samples(path: str, trainer: Evaluator) -> Any:
@@ -110,12 +107,6 @@ def _samples(path: str, trainer: Evaluator) -> Any:
         raise DataError(f"--input: {path} cannot be read: {error}.") from None
 
 
-def _named(name: str, kinds: tuple[str, ...]) -> Path:
-    if Path(name).suffix not in kinds:
-        raise ConfigError(f"--out: got {name}, expected a name that ends in {', '.join(kinds)}.")
-    return Path(name)
-
-
 def _check_free(path: Path, overwrite: bool, transport: Transport) -> None:
     if transport.rank == 0 and (path.is_dir() or (path.exists() and not overwrite)):
         raise DataError(f"--out: {path} exists; --overwrite replaces a file, or give another name.")
@@ -125,13 +116,11 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write a file that takes its name when it is complete."""
     if path.suffix in (".h5", ".hdf5"):
         with new_file(path, []) as (h5, _):
-            for name, array in arrays.items():
-                h5[name] = array
+            h5.update(arrays)
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with beside(path, lambda reason: DataError(f"--out: {path} cannot be written: {reason}.")) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with part.open("wb") as file:
             if path.suffix == ".safetensors":
                 from safetensors.numpy import save
 
@@ -140,9 +129,3 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> None:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
             else:
                 np.save(file, next(iter(arrays.values())))
-        os.replace(part, path)
-    except OSError as error:
-        raise DataError(f"--out: {path} cannot be written: {error.strerror or error}.") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()

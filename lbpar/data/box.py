@@ -54,12 +54,13 @@ def to_runs(sorted_indices: NDArray[np.int64]) -> list[Run]:
 
 
 def pieces(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield (slices of the sample, slices of the result) for every combination of runs."""
+    """Yield (slices of the whole, slices of the block) for every combination of runs, none empty; a block holds its runs dense."""
     per_dim = []
     for runs in box:
         at, dim = 0, []
         for lo, hi in runs:
-            dim.append((slice(lo, hi), slice(at, at + hi - lo)))
+            if hi > lo:
+                dim.append((slice(lo, hi), slice(at, at + hi - lo)))
             at += hi - lo
         per_dim.append(dim)
     for combination in product(*per_dim):

@@ -20,22 +20,22 @@ import shutil
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lbpar.errors import CheckpointError, LbparError
+from lbpar.data.box import check_box, pieces
+from lbpar.errors import CheckpointError, DataError, LbparError
 from lbpar.hdf5_file import uninterrupted, writing
 from lbpar.layout.runs import Box, box_shape, box_size
-from lbpar.train.boxes import box_fits, slabs
 from lbpar.whole_file import flush_to_disk
 
 log = logging.getLogger(__name__)
 
 Block = tuple[str, Box, NDArray[Any]]
+Tensors = Mapping[str, tuple[tuple[int, ...], DTypeLike]]
 
 FORMAT = 2
 
@@ -86,7 +86,7 @@ def prune(directory: str | os.PathLike[str], keep: int, best: int | None = None)
 
 def write_checkpoint(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
+    tensors: Tensors,
     blocks: Iterable[Block],
     meta: Mapping[str, Any],
 ) -> None:
@@ -169,21 +169,11 @@ class Checkpoint:
         CheckpointError
             No such tensor, a box outside of it, or damaged data (names the next older checkpoint).
         """
-        if name not in self.tensors:
-            raise CheckpointError(
-                f"{self.path}: there is no tensor {name!r}; it holds {len(self.tensors)}: {_some(self.tensors)}. "
-                "Resume with the network and optimizer that wrote it."
-            )
-        shape, dtype = self.tensors[name]
-        if not box_fits(box, shape):
-            raise CheckpointError(
-                f"{self.path}: tensor {name!r} has shape {shape}, a block {box} was asked for. "
-                "Resume with the network that wrote it."
-            )
+        dtype = _expect(self.path, self.tensors, name, box)
         out = np.empty(box_shape(box), dtype)
         try:
             dataset = self._file[_key(name)]
-            for there, here in slabs(box):
+            for there, here in pieces(box):
                 out[here] = dataset[there]
         except _FAILURES as error:
             raise damaged(self.path, f"tensor {name!r} cannot be read: {error}") from error
@@ -196,9 +186,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
 
@@ -235,14 +223,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def damaged(path: Path, fault: str) -> CheckpointError:
     """The error for a checkpoint that cannot be used; reads the older ones, to name the next that can."""
-    match = _NAME.fullmatch(path.name)
+    match, remedy = _NAME.fullmatch(path.name), "There is no older whole one."
     older = [p for p in list_checkpoints(path.parent) if match and int(p.name[5:]) < int(match[1])]
-    whole = next((p for p in reversed(older) if _fault(p) is None), None)
-    remedy = (
-        f"The next older whole one is {whole}: delete {path} to resume from it."
-        if whole
-        else "There is no older whole one."
-    )
+    if whole := next((p for p in reversed(older) if _fault(p) is None), None):
+        remedy = f"The next older whole one is {whole}: delete {path} to resume from it."
     return CheckpointError(f"{path}: {fault}. {remedy}")
 
 
@@ -273,25 +257,40 @@ def _sum(file: Path) -> bytes:
         return f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.name}\n".encode()
 
 
-def _write_tensors(
-    file: Path, tensors: Mapping[str, tuple[tuple[int, ...], DTypeLike]], blocks: Iterable[Block], path: Path
-) -> None:
-    stored = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in tensors.items()}
-    missing = {name: prod(shape) for name, (shape, _) in stored.items()}
+def _write_tensors(file: Path, tensors: Tensors, blocks: Iterable[Block], path: Path) -> None:
+    missing = {name: prod(shape) for name, (shape, _) in tensors.items()}
     with writing(file) as (handle, check_disk):
-        for name, (shape, dtype) in stored.items():
+        for name, (shape, dtype) in tensors.items():
             handle.create_dataset(_key(name), shape, dtype)
         for name, box, array in blocks:
-            _check_block(path, stored, name, box, array)
+            dtype = _expect(path, tensors, name, box)
+            if array.shape != box_shape(box) or array.dtype != dtype:
+                raise CheckpointError(
+                    f"{path}: got an array of shape {array.shape} and {array.dtype} for block {box} of tensor {name!r}, "
+                    f"expected shape {box_shape(box)} and {dtype}."
+                )
             missing[name] -= box_size(box)
             dataset = handle[_key(name)]
-            for there, here in slabs(box):
+            for there, here in pieces(box):
                 dataset[there] = array[here]
             check_disk()
         for name, count in missing.items():
             if count:
                 problem = f"lack {count} elements of" if count > 0 else f"give {-count} elements twice of"
-                raise CheckpointError(f"{path}: the blocks {problem} tensor {name!r} of shape {stored[name][0]}.")
+                raise CheckpointError(f"{path}: the blocks {problem} tensor {name!r} of shape {tensors[name][0]}.")
+
+
+def _expect(path: Path, tensors: Tensors, name: str, box: Box) -> np.dtype[Any]:
+    """Type of a tensor that a checkpoint must hold, with a box inside its shape."""
+    if name not in tensors:
+        some = ", ".join([*tensors][:5]) + (", ..." if len(tensors) > 5 else "")
+        raise CheckpointError(f"{path}: there is no tensor {name!r}, expected one of {len(tensors)}: {some}.")
+    shape, dtype = tensors[name]
+    try:
+        check_box(box, shape, f"{path}: tensor {name!r}")
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    return np.dtype(dtype)
 
 
 def _key(name: str) -> str:
@@ -304,21 +303,6 @@ def _write(file: Path, content: bytes) -> None:
     flush_to_disk(file)
 
 
-def _check_block(
-    path: Path, stored: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], name: str, box: Box, array: NDArray[Any]
-) -> None:
-    if name not in stored:
-        raise CheckpointError(f"{path}: got a block of {name!r}, expected one of {_some(stored)}.")
-    shape, dtype = stored[name]
-    if not box_fits(box, shape):
-        raise CheckpointError(f"{path}: got block {box} of tensor {name!r}, expected one inside its shape {shape}.")
-    if array.shape != box_shape(box) or array.dtype != dtype:
-        raise CheckpointError(
-            f"{path}: got an array of shape {array.shape} and {array.dtype} for block {box} of tensor {name!r}, "
-            f"expected shape {box_shape(box)} and {dtype}."
-        )
-
-
 def _publish(part: Path, path: Path) -> None:
     """Give a complete checkpoint its name."""
     flush_to_disk(part)
@@ -329,8 +313,3 @@ def _publish(part: Path, path: Path) -> None:
     part.rename(path)
     flush_to_disk(path.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _some(names: Iterable[str], most: int = 5) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
