@@ -30,7 +30,7 @@ from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.words import program_rows
-from lbpar.train import command
+from lbpar.train import job
 from lbpar.train.directory import Resume, run_config
 from lbpar.train.evaluator import Evaluator
 from lbpar.train.setup import build_graph, build_plan, join
@@ -224,12 +224,12 @@ def train(
         The loss is not finite.
     """
     started = perf_counter()
-    trainer, goes_on = command.start(config, graph, plan, transport, write, resume)
+    trainer, goes_on = job.start(config, graph, plan, transport, write, resume)
     trained = Trained(trainer, _close=transport is None)
     with ExitStack() as on_error:
         on_error.push(trained)
         if write:
-            trained.records = command.run(trainer, goes_on, started, on_epoch)
+            trained.records = job.run(trainer, goes_on, started, on_epoch)
         else:
             for record in trainer.train():
                 trained.records.append(record)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lbpar import api
 from lbpar.config.paths import path_option
-from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.new_file import new_file
 from lbpar.errors import ConfigError, DataError
-from lbpar.train.evaluator import Evaluator
-from lbpar.train.json_text import dumps
-from lbpar.train.progress import short
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.together import together
-from lbpar.whole_file import beside
+
+if TYPE_CHECKING:  # --help needs neither networks nor data
+    from lbpar.api import Trained
+    from lbpar.train.evaluator import Evaluator
 
 Array = np.ndarray[Any, Any]
 
@@ -33,14 +30,23 @@ def _parser(name: str, what: str) -> Parser:
     return p
 
 
+def _restored(args: Any) -> Trained[Evaluator]:
+    from lbpar import api
+
+    return api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code)
+
+
 def evaluate(argv: Sequence[str] | None = None) -> int:
     """Loss and accuracies on the run's test data. Collective over all ranks."""
     p = _parser("evaluate", "Loss and accuracies on the test data of a run")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args(argv)
-    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
+    with _restored(args) as network:
         found = {"step": network.trainer.step, **network.evaluate()}
         if network.trainer.transport.rank == 0:
+            from lbpar.train.json_text import dumps
+            from lbpar.train.progress import short
+
             print(dumps(found) if args.json else "  ".join(f"{k} {short(v)}" for k, v in found.items()), flush=True)
     return 0
 
@@ -58,7 +64,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
     args, out = _with_out(p, argv, "HDF5 (dataset y) or .npy", (".h5", ".hdf5", ".npy"))
     if out.exists() and any(Path(p).exists() and out.samefile(p) for p in (args.input, args.input.partition(":/")[0])):
         raise ConfigError(f"--out: {out} is the input; give another name.")
-    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
+    with _restored(args) as network:
         trainer = network.trainer
         with together(trainer.transport):
             _check_free(out, args.overwrite, trainer.transport)
@@ -75,7 +81,7 @@ def export(argv: Sequence[str] | None = None) -> int:
     """All parameters and running statistics of the network in one file. Collective over all ranks."""
     p = _parser("export", "The weights of a run, whole and by name, channels last")
     args, out = _with_out(p, argv, ".safetensors or .npz", (".safetensors", ".npz"))
-    with api.restore(args.run, args.checkpoint, args.set, allow_code=args.allow_code) as network:
+    with _restored(args) as network:
         transport = network.trainer.transport
         with together(transport):
             _check_free(out, args.overwrite, transport)
@@ -100,6 +106,8 @@ def _with_out(p: Parser, argv: Sequence[str] | None, shown: str, kinds: tuple[st
 
 def _samples(path: str, trainer: Evaluator) -> Any:
     if not path.endswith(".npy"):
+        from lbpar.data.hdf5 import Hdf5Dataset
+
         return Hdf5Dataset(path, "test", x=trainer.config.data.x, y=None, dtype=trainer.engine.dtype)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -114,6 +122,9 @@ def _check_free(path: Path, overwrite: bool, transport: Transport) -> None:
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write a file that takes its name when it is complete."""
+    from lbpar.data.new_file import new_file
+    from lbpar.whole_file import beside
+
     if path.suffix in (".h5", ".hdf5"):
         with new_file(path, []) as (h5, _):
             h5.update(arrays)

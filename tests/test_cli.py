@@ -49,3 +49,17 @@ def test_command_runs_as_its_module_would() -> None:
     out = run("mpi-setup", "--help")
     assert out.returncode == 0 and "usage: lbpar mpi" in out.stdout
     assert run("mpi-setup", "--no-such-option").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "data"])
+def test_help_loads_neither_models_nor_data(command: str) -> None:
+    code = (
+        "import sys; from lbpar.cli import main\n"
+        "try: main([sys.argv[1], '--help'])\n"
+        "except SystemExit as e: code = e.code\n"
+        "heavy = {'pydantic', 'yaml', 'h5py', 'rich', 'mpi4py', 'lbpar.graph.graph'} & set(sys.modules)\n"
+        "sys.exit(code or ', '.join(heavy))"
+    )
+    done = call("-c", code, command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: " in done.stdout

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from lbpar.config.run_file import RunConfig, load_run_file
+if TYPE_CHECKING:  # a parser alone needs no models
+    from lbpar.config.run_file import RunConfig
 
 
 def add_run_file(parser: argparse._ActionsContainer, required: bool = True) -> None:
@@ -26,4 +28,6 @@ def given_run(args: argparse.Namespace) -> RunConfig:
     ConfigError
         As `load_run_file`.
     """
+    from lbpar.config.run_file import load_run_file
+
     return load_run_file(args.config, args.set, args.allow_code)

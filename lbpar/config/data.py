@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from lbpar.config.paths import FilePath
-from lbpar.config.section import Bytes, Flag, Natural, Section, Text
+from lbpar.config.section import Bytes, FilePath, Flag, Natural, Section, Text
 
 
 class Augment(Section):

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
 from lbpar.config.layers import AnyLayer
-from lbpar.config.paths import FilePath
-from lbpar.config.section import OWN, Count, Custom, Section, Shape, Text
+from lbpar.config.section import OWN, Count, Custom, FilePath, Section, Shape, Text
 from lbpar.text import listed, nearest
 
 WAYS = ("name", "onnx", "python", "layers")

@@ -6,11 +6,7 @@ import os
 import re
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator
-
-from lbpar.config.section import Text
 from lbpar.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
@@ -54,7 +50,3 @@ def path_option(text: str) -> str:
         return expand(text)
     except ValueError as error:
         raise ArgumentTypeError(f"got '{text}', {error}.") from None
-
-
-FilePath = Annotated[Text, AfterValidator(expand)]
-"""A field that is a path, or a word without ``~`` and ``$``."""

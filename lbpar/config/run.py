@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lbpar.config.paths import FilePath
-from lbpar.config.section import Count, Flag, Section
+from lbpar.config.section import Count, FilePath, Flag, Section
 
 
 class Checkpoint(Section):

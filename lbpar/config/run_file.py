@@ -17,10 +17,10 @@ from lbpar.config.engine import EngineConfig
 from lbpar.config.model import AnyModel, PythonModel
 from lbpar.config.overrides import apply_overrides
 from lbpar.config.parallel import ParallelConfig
-from lbpar.config.paths import FilePath, as_path
+from lbpar.config.paths import as_path
 from lbpar.config.report import check
 from lbpar.config.run import OutputConfig
-from lbpar.config.section import Section
+from lbpar.config.section import FilePath, Section
 from lbpar.config.training import TrainConfig
 from lbpar.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from lbpar.errors import ConfigError

@@ -12,16 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
+from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Field, Strict, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from lbpar.config.paths import expand
 from lbpar.text import nearest, shorten
 
 
 class Section(BaseModel):
     """A block of named fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=(), defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -150,6 +153,8 @@ def check_text(value: Any) -> str:
 
 Text = Annotated[str, Custom(check_text, "text")]
 Words = Annotated[str, Custom(_words, "text")]
+FilePath = Annotated[Text, AfterValidator(expand)]
+"""A path, or a word without ``~`` and ``$``."""
 
 
 def is_int(value: Any, least: int, most: int = MOST) -> bool:

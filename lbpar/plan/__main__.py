@@ -1,13 +1,12 @@
 """`python -m lbpar.plan --model resnet50 --batch 256 --procs 64`."""
 
 import sys
+from typing import Any
 
 from lbpar.threads import limit_libraries
 
 if __name__ == "__main__":
     limit_libraries()  # before NumPy is imported
-    # Where a program starts every room may be entered: planning itself measures nothing.
-    from lbpar.calibrate.machine import machine_of
     from lbpar.plan.command import run
     from lbpar.transport.launch import launched_ranks
     from lbpar.transport.terminal import is_terminal
@@ -15,4 +14,11 @@ if __name__ == "__main__":
     ranks = launched_ranks()
     if ranks is not None and ranks[1] > 0:
         sys.exit(0)  # one process plans for all
-    sys.exit(run(find=machine_of, terminal=is_terminal(sys.stdout)))
+
+    def find(*asked: Any) -> Any:
+        # Where a program starts every room may be entered: planning itself measures nothing.
+        from lbpar.calibrate.machine import machine_of
+
+        return machine_of(*asked)
+
+    sys.exit(run(find=find, terminal=is_terminal(sys.stdout)))

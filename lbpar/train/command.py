@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import closing
 from time import perf_counter
-from typing import Any
 
 from lbpar.config.arguments import add_run_file, given_run
-from lbpar.config.model import PythonModel
-from lbpar.config.run_file import RunConfig, dump
-from lbpar.errors import CheckpointError, ConfigError
-from lbpar.graph.graph import Graph
-from lbpar.plan.resolve import save_plan
-from lbpar.program.plan import Plan
-from lbpar.train.directory import Resume, check_directory, make_directory
-from lbpar.train.json_text import write_text
-from lbpar.train.lock import RunLock, check_free
-from lbpar.train.metrics import MetricsWriter, tensorboard_messages
-from lbpar.train.progress import Progress, short
-from lbpar.train.report import announce, process_seconds, report, say, state_bytes
-from lbpar.train.setup import join
-from lbpar.train.trainer import Trainer
 from lbpar.transport.arguments import Parser
-from lbpar.transport.base import Transport
 from lbpar.transport.launch import launched_ranks
-from lbpar.transport.together import together
-
-OnEpoch = Callable[[dict[str, Any]], object]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,8 +30,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`."""
-    started = perf_counter() - process_seconds()
     args = parser().parse_args(argv)
+
+    from lbpar.train.job import run, start  # not for --help
+    from lbpar.train.report import process_seconds
+
+    started = perf_counter() - process_seconds()
     if (launched_ranks() or (1, 0))[1] > 0:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
     trainer, goes_on = start(given_run(args), write=True, resume=args.resume)
@@ -59,140 +43,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(trainer, goes_on, started)
     trainer.transport.close()
     return 0
-
-
-def start(
-    config: RunConfig,
-    graph: Graph | None = None,
-    plan: Plan | None = None,
-    transport: Transport | None = None,
-    write: bool = True,
-    resume: Resume = False,
-) -> tuple[Trainer, bool]:
-    """A trainer, and whether it is to go on from a checkpoint. Collective over all ranks; see `lbpar.api.train`.
-
-    Raises
-    ------
-    LbparError
-        The run cannot start; then nothing was made.
-    """
-    graph, plan, transport = join(config, graph, plan, transport, write=write, resume=resume)
-    out, root, goes_on = Path(config.run.out), transport.rank == 0, False
-    if not write:
-        if resume:
-            raise ConfigError("train: resume=True needs write=True; it goes on with the run directory run.out.")
-        return Trainer.alike(config, graph, plan, transport), False
-    with together(transport):
-        if root:
-            check_free(out)
-            goes_on = check_directory(out, resume)
-    goes_on = transport.bcast(goes_on)
-    trainer = Trainer.alike(config, graph, plan, transport)
-    trainer.check_batches()
-    with together(transport):
-        if root:  # last, so that nothing is made for a run that cannot start
-            if config.run.metrics.tensorboard:
-                tensorboard_messages()
-            make_directory(config.run)
-    return trainer, goes_on
-
-
-def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
-    """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks.
-
-    Parameters
-    ----------
-    trainer : Trainer
-    goes_on : bool
-        Whether to resume from the newest checkpoint.
-    started : float, seconds
-        When the run started, on the clock of ``time.perf_counter``.
-    on_epoch : callable, optional
-        Called with the record of each epoch, on every rank.
-
-    Returns
-    -------
-    list of dict
-        The records of the epochs.
-    """
-    out = Path(trainer.config.run.out)
-    with _locked(out, trainer.transport) as lock:
-        with together(trainer.transport):
-            if lock and check_directory(out, goes_on or "auto") != goes_on:
-                raise CheckpointError(
-                    f"run.out: {out} holds a run that another job began meanwhile; add --resume to go on with it."
-                )
-        return _run(trainer, out, goes_on and trainer.resume(out / "checkpoints"), lock, started, on_epoch)
-
-
-@contextmanager
-def _locked(out: Path, transport: Transport) -> Iterator[RunLock | None]:
-    """No other job writes into the directory; rank 0 gets the lock."""
-    lock = None
-    with together(transport):
-        if transport.rank == 0:
-            lock = RunLock(out)
-    with lock or nullcontext():
-        yield lock
-
-
-def _run(
-    trainer: Trainer, out: Path, resumed: bool, lock: RunLock | None, started: float, on_epoch: OnEpoch | None
-) -> list[dict[str, Any]]:
-    config, root = trainer.config, trainer.transport.rank == 0
-    if trainer.done and resumed:
-        if root:
-            why = f" (early stop: {trainer.early_stop.reason})" if trainer.early_stop and trainer.stopped else ""
-            say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}{why}.")
-        return []
-    state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
-    begin = perf_counter()
-    records: list[dict[str, Any]] = []
-    with together(trainer.transport):
-        writer = _writer(trainer, out, resumed) if root else None
-    with writer or nullcontext():
-        if root:
-            announce(trainer, resumed, state, begin - started)
-        while not trainer.done:
-            records.append(_epoch(trainer, root))
-            with together(trainer.transport):
-                if lock and writer:
-                    lock.check()
-                    writer.write(records[-1])
-            checkpoint = config.run.checkpoint
-            if checkpoint is not None and (
-                trainer.epoch % checkpoint.every_epochs == 0 or trainer.done or trainer.improved
-            ):
-                trainer.save(out / "checkpoints")
-            if on_epoch is not None:
-                on_epoch(records[-1])
-    if root and trainer.early_stop is not None and trainer.stopped and trainer.epoch < config.train.epochs:
-        say(f"early stop after epoch {trainer.epoch}: {trainer.early_stop.reason}")
-    if trainer.tracer is not None:
-        trainer.tracer.write(out / "trace.json", trainer.transport)
-    if root:
-        times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started}
-        report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})
-    return records
-
-
-def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
-    """Write what is known at the start, and open the metrics."""
-    config = trainer.config
-    save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
-    write_text(out / "run.yaml", dump(config))
-    if isinstance(config.model, PythonModel) and config.model.file is not None:
-        write_text(out / config.model.file.name, config.model.file.read_text(encoding="utf-8"))
-    kinds = config.run.metrics
-    return MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
-
-
-def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:
-    mode = trainer.config.run.progress
-    label = f"epoch {trainer.epoch + 1}/{trainer.config.train.epochs}"
-    with Progress(trainer.batches_left, enabled=root, mode=mode, label=label) as bar:
-        record = trainer.train_epoch(lambda result, lr: bar.update(1, loss=result.loss, lr=lr))
-    if root and mode != "none":  # results belong to standard output, whatever the bar is shown on
-        shown = [k for k in ("loss", "accuracy", "test_loss", "test_accuracy", "images_per_s") if k in record]
-        say(f"{label}: " + "  ".join(f"{k} {short(record[k])}" for k in shown))
-    return record

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from lbpar.errors import CheckpointError
-from lbpar.train import command, lock
+from lbpar.train import job as jobs
+from lbpar.train import lock
 from lbpar.train.lock import RunLock, check_free
 from tests.util.training import run_file
 
@@ -140,7 +141,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     def second(resume):
         def job(transport):
             with pytest.raises(CheckpointError, match="rank 0: run.out: .*in use: held by process"):
-                command.start(config, graph, plan, transport, resume=resume)
+                jobs.start(config, graph, plan, transport, resume=resume)
 
         before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
         VirtualWorld(plan.grid).run(job)
@@ -148,14 +149,14 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
         seen.append(resume)
 
     def first(transport):
-        trainer, goes_on = command.start(config, graph, plan, transport)
+        trainer, goes_on = jobs.start(config, graph, plan, transport)
 
         def on_epoch(record):
             if transport.rank == 0:
                 for resume in (False, True, "auto"):
                     second(resume)
 
-        return command.run(trainer, goes_on, 0.0, on_epoch)
+        return jobs.run(trainer, goes_on, 0.0, on_epoch)
 
     VirtualWorld(plan.grid).run(first)
     assert len(seen) == 9
