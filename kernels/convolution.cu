@@ -15,23 +15,7 @@
 // Limited by the rate of tensor cores from about 64 channels on; below, by the instructions that gather (about two a copied
 // 16 bytes, and a division by multiplication for each tap and position). Bytes come from L2: neighbouring taps read the same lines.
 
-#include "tile.cuh"
-#include "window.cuh"
-
-// Positions of the source for m, taps and channels for k.
-template <class T, class Index>
-struct Gathered {
-    static constexpr bool ALONG_K = true;
-    using Fixed = Position<Index>;
-    const T* base;
-    Index extent;
-    const Window<Index>& window;
-    __device__ __forceinline__ Fixed fixed(Index m) const { return window.position(m); }
-    __device__ __forceinline__ Tap<Index> moving(Index k) const { return window.tap(k); }
-    __device__ __forceinline__ const T* pointer(const Fixed& p, const Tap<Index>& t) const {
-        return window.reads(p, t) ? base + (p.offset + t.offset) : nullptr;
-    }
-};
+#include "convolution.cuh"
 
 // Taps and channels for n, positions for k.
 template <class T, class Index>
@@ -65,55 +49,14 @@ struct Filters {
 };
 
 template <class T, class S, class Index>
-struct TargetOutput : Output<T, S, Index> {
-    Index rows;
-    const Window<Index>& window;
-    __device__ __forceinline__ Index row(Index m) const { return window.target(m); }
-};
-
-template <class T, class S, class Index>
 struct FilterOutput : Output<T, S, Index> {
     Index rows, pitch;
     __device__ __forceinline__ Index row(Index m) const { return m * pitch; }
 };
 
-#define CONVOLUTION_TEMPLATE template <class Math, class Index, int BM, int BN, int WM, int STAGES, int VEC_A, int VEC_B>
-#define CONVOLUTION_TYPES                                             \
-    using Kind = Shape<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>; \
-    using T = typename Kind::T;                                       \
-    using S = typename Kind::S
-#define ELEMENT typename Arithmetic<Math>::Element
-#define SUM typename Arithmetic<Math>::Sum
-
-// One tile of the forward pass; also called by rims.cu, with a box of its own.
 CONVOLUTION_TEMPLATE
-__device__ __forceinline__ void forward_tile(ELEMENT* y, SUM* partial, const ELEMENT* x, const ELEMENT* w, const ELEMENT* bias,
-                                             const WindowSizes& z, const Window<Index>& window, i64 group, i64 split, i64 tile,
-                                             char* memory) {
-    CONVOLUTION_TYPES;
-    const i64 across = (z.columns + BN - 1) / BN;
-    const Index m = static_cast<Index>(tile / across) * BM, n = static_cast<Index>(tile % across) * BN;
-    const Index k = window.taps() * static_cast<Index>(z.channels.value), rows = window.positions();
-    const Index begin = static_cast<Index>(split * z.depth), end = min(k, begin + static_cast<Index>(z.depth));
-    const Gathered<T, Index> left{x, rows, window};
-    const Matrix<T, Index, true> right{w + group * z.columns * k, k, static_cast<Index>(z.columns)};
-    T* shared = reinterpret_cast<T*>(memory);
-    Tile<Kind, decltype(left), decltype(right)> product;
-    product.multiply(left, right, m, n, begin, end, shared);
-    const i64 first = group * z.columns;
-    const TargetOutput<T, S, Index> out{{y + first, partial ? partial + first : nullptr, bias ? bias + first : nullptr, S(1),
-                                         S(z.add ? 1 : 0), static_cast<Index>(z.columns), z.relu != 0, z.vectors != 0},
-                                        rows, window};
-    product.store(out, m, n, shared);
-}
-
-__device__ __forceinline__ i64 target_size(const WindowSizes& z) {
-    return z.samples * z.axis[0].target * z.axis[1].target * z.axis[2].target * z.groups * z.columns;
-}
-
-CONVOLUTION_TEMPLATE
-__global__ void __launch_bounds__(BM / WM * BN)
-    conv_forward(ELEMENT* y, SUM* partial, const ELEMENT* x, const ELEMENT* w, const ELEMENT* bias, WindowSizes z) {
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B>()))
+    conv_forward(ELEMENT* y, SUM* partial, const ELEMENT* x, const ELEMENT* w, const ELEMENT* bias, const __grid_constant__ WindowSizes z) {
     extern __shared__ __align__(128) char memory[];
     const i64 split = blockIdx.z;
     const Window<Index> window = forward_window<Index>(z, blockIdx.y);
@@ -122,8 +65,8 @@ __global__ void __launch_bounds__(BM / WM * BN)
 }
 
 CONVOLUTION_TEMPLATE
-__global__ void __launch_bounds__(BM / WM * BN)
-    conv_backward_data(ELEMENT* dx, SUM* partial, const ELEMENT* dy, const ELEMENT* w, WindowSizes z) {
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B, true>()))
+    conv_backward_data(ELEMENT* dx, SUM* partial, const ELEMENT* dy, const ELEMENT* w, const __grid_constant__ WindowSizes z) {
     CONVOLUTION_TYPES;
     extern __shared__ __align__(128) char memory[];
     const i64 group = blockIdx.y, split = blockIdx.z % z.splits;
@@ -147,8 +90,8 @@ __global__ void __launch_bounds__(BM / WM * BN)
 }
 
 CONVOLUTION_TEMPLATE
-__global__ void __launch_bounds__(BM / WM * BN)
-    conv_backward_weights(ELEMENT* dw, SUM* partial, const ELEMENT* dy, const ELEMENT* x, WindowSizes z) {
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B>()))
+    conv_backward_weights(ELEMENT* dw, SUM* partial, const ELEMENT* dy, const ELEMENT* x, const __grid_constant__ WindowSizes z) {
     CONVOLUTION_TYPES;
     extern __shared__ __align__(128) char memory[];
     const i64 group = blockIdx.y, split = blockIdx.z;

@@ -26,9 +26,9 @@ struct MatrixOutput : Output<T, S, Index> {
 };
 
 template <class Math, class Index, bool A_K, bool B_K, int BM, int BN, int WM, int STAGES, int VEC_A, int VEC_B>
-__global__ void __launch_bounds__(BM / WM * BN) gemm(
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B>())) gemm(
     typename Arithmetic<Math>::Element* c, typename Arithmetic<Math>::Sum* partial, const typename Arithmetic<Math>::Element* a,
-    const typename Arithmetic<Math>::Element* b, const typename Arithmetic<Math>::Element* bias, GemmSizes z) {
+    const typename Arithmetic<Math>::Element* b, const typename Arithmetic<Math>::Element* bias, const __grid_constant__ GemmSizes z) {
     using Kind = Shape<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>;
     using T = typename Kind::T;
     using S = typename Kind::S;
@@ -55,7 +55,7 @@ struct SplitSizes {
 
 // c[i] = relu(alpha * (sum over splits of partial[split][i]) + bias[i % columns] + beta * c[i]); a thread an element.
 template <class T>
-__global__ void sum_splits(T* c, const Acc<T>* partial, const T* bias, SplitSizes z) {
+__global__ void sum_splits(T* c, const Acc<T>* partial, const T* bias, const __grid_constant__ SplitSizes z) {
     for (i64 i = grid_thread(); i < z.count; i += grid_threads()) {
         Acc<T> sum = 0;
         for (i64 split = 0; split < z.splits; ++split) sum += partial[split * z.count + i];

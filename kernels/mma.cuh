@@ -78,11 +78,13 @@ template <class Math>
 struct Arithmetic {
     using Element = Math;
     using Sum = Acc<Math>;
+    static constexpr bool FUSED = sizeof(Math) >= 4;  // never on tensor cores
 };
 template <>
 struct Arithmetic<tf32> {
     using Element = float;
     using Sum = float;
+    static constexpr bool FUSED = false;
 };
 
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x) & 31; }
@@ -90,7 +92,7 @@ __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadId
 // 16-bit elements on tensor cores: one ldmatrix for a fragment of either operand, two instructions for a product.
 template <class T, bool A_K, bool B_K>
 struct Fragments16 {
-    static constexpr int M = 16, N = 16, K = 16, SUMS = 8;
+    static constexpr int M = 16, N = 16, K = 16, SUMS = 8, UNROLL = 2;
     using A = unsigned[4];
     using B = unsigned[4];
     static __device__ int row(int lane, int i) { return lane / 4 + (i & 2) * 4; }
@@ -112,7 +114,7 @@ struct Fragments16 {
 // Floats rounded to TF32 on tensor cores.
 template <bool A_K, bool B_K>
 struct FragmentsTf32 {
-    static constexpr int M = 16, N = 8, K = 8, SUMS = 4;
+    static constexpr int M = 16, N = 8, K = 8, SUMS = 4, UNROLL = 2;
     using A = unsigned[4];
     using B = unsigned[2];
     static __device__ int row(int lane, int i) { return lane / 4 + (i & 2) * 4; }
@@ -136,7 +138,7 @@ struct FragmentsTf32 {
 // lanes 16 above them; put together they make 16x16.
 template <bool A_K, bool B_K>
 struct FragmentsVolta {
-    static constexpr int M = 16, N = 16, K = 4, SUMS = 8;
+    static constexpr int M = 16, N = 16, K = 4, SUMS = 8, UNROLL = 4;
     using A = unsigned[2];
     using B = unsigned[2];
     static __device__ int row(int lane, int i) { return (lane & 4) * 2 + (lane & 1) + (i & 2) + lane / 16 * 4; }
@@ -157,7 +159,7 @@ struct FragmentsVolta {
 // apart and along m (n) they are neighbours, so that lanes read 16 bytes each without bank conflicts either way.
 template <class T, class Sum, bool A_K, bool B_K>
 struct FragmentsFma {
-    static constexpr int M = 16, N = 32, K = 4, SUMS = 16;
+    static constexpr int M = 16, N = 32, K = 4, SUMS = 16, UNROLL = 1;
     using A = Sum[4][4];  // [k][m]
     using B = Sum[4][4];
     static __device__ int row(int lane, int i) { return A_K ? i / 4 * 4 + lane / 8 : lane / 8 * 4 + i / 4; }

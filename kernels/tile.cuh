@@ -46,6 +46,15 @@ struct Shape {
     static constexpr int V = 16 / sizeof(T);
 };
 
+// Blocks that a multiprocessor should hold at once, which bounds registers: where nothing but whole vectors is copied they suffice.
+template <class Math, int BM, int BN, int WM, int VEC_A, int VEC_B, bool ADJOINT = false>
+__host__ __device__ constexpr int blocks_of() {
+    using T = typename Arithmetic<Math>::Element;
+    if (MMA_ARCH < 800 || VEC_A * sizeof(T) < 16 || VEC_B * sizeof(T) < 16) return 1;
+    if (BM / WM * BN == 256) return ADJOINT && Arithmetic<Math>::FUSED ? 1 : 2;
+    return BM * BN > 64 * 64 || sizeof(T) == 8 ? 2 : 4;
+}
+
 // Elements of shared memory from one row of an operand's tile to the next.
 template <class T, bool ALONG_K, int ROWS>
 __host__ __device__ constexpr int pitch_of() {
@@ -194,7 +203,7 @@ struct Tile {
         const int lane = lane_of_warp();
         const T* a = stage + warp_row() * WM * (A::ALONG_K ? A::PITCH : 1);
         const T* b = stage + A::SIZE + warp_column() * WN * (B::ALONG_K ? B::PITCH : 1);
-#pragma unroll
+#pragma unroll F::UNROLL
         for (int k = 0; k < Shape::BK; k += F::K) {
             typename F::B right[WN / F::N];
 #pragma unroll

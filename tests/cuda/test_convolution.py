@@ -33,6 +33,9 @@ SHAPES: dict[str, Case] = {
     "1-D": (2, (17,), (6,), (W(4, 3, 1, 1),), 1, 8, 8),
     "ghosts before, crop behind": (1, (8, 9), (3, 11), (W(3, 1, 1, -4), W(5, 1, 2, 6)), 1, 8, 8),
     "taps that no output reads": (1, (4, 4), (2, 2), (W(2, 5, 1, 0), W(3, 4, 4, 2)), 1, 8, 8),
+    "depth-wise": (2, (7, 6), (7, 6), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 16, 16, 16),
+    "depth-wise, strided": (2, (5, 7, 6), (3, 4, 3), (W(3, 2, 1, 1), W(3, 2, 1, 1), W(2, 2, 2, 1)), 6, 6, 12),
+    "few channels per group": (1, (9, 8), (5, 3), (W(4, 2, 4, 1), W(3, 2, 2, 2)), 3, 12, 6),
     "stride over kernel": (2, (10, 11), (3, 4), (W(2, 4), W(1, 3)), 1, 8, 8),
 }  # fmt: skip
 EMPTY: dict[str, Case] = {
@@ -197,6 +200,73 @@ def test_beyond_two_to_the_31_elements() -> None:
     np.testing.assert_array_equal(y[0, :, 0].astype(float), near[:-2] + near[1:-1] + near[2:])
 
 
+RIMS: dict[str, tuple[Case, list[tuple[int, int]]]] = {
+    "2-D": ((2, (12, 11), (12, 9), (W(3, 1, 1, 1), W(3, 1, 1, 0)), 1, 8, 16), [(1, 1), (0, 1)]),
+    "3-D": ((1, (9, 12, 8), (4, 6, 6), (W(3, 2, 1, 1), W(3, 2, 1, 1), W(3, 1, 1, 0)), 2, 16, 16), [(1, 0), (2, 1), (1, 1)]),
+    "only rims": ((1, (4, 5), (4, 5), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 1, 8, 8), [(2, 2), (0, 0)]),
+    "depth-wise": ((1, (8, 9), (8, 9), (W(3, 1, 1, 1), W(3, 1, 1, 1)), 8, 8, 8), [(1, 1), (1, 1)]),
+}  # fmt: skip
+
+
+def check_rims(name: str, math: str, **options: object) -> None:
+    """The interior, computed while the ghosts are still missing, and the rims make the bits of one launch."""
+    (samples, inner, outer, win, groups, channels, filters), ghosts = RIMS[name]
+    rng, dtype = np.random.default_rng(5), DTYPES[math]
+    g = Geometry.of(samples, inner, outer, win, groups, channels, filters)
+    shapes = {
+        "x": (samples, *inner, channels),
+        "w": (filters, *(d.kernel for d in win), channels // groups),
+        "b": (filters,),
+    }
+    whole = {key: rng.standard_normal(shape).astype(dtype) for key, shape in shapes.items()}
+    whole["y"] = np.full((samples, *outer, filters), np.nan, dtype)
+    held = (slice(None), *(slice(before, n - after) for (before, after), n in zip(ghosts, inner, strict=True)))
+    early = {**whole, "x": np.full_like(whole["x"], np.nan), "y": whole["y"].copy()}
+    early["x"][held] = whole["x"][held]
+    interior, rims = launch_conv.interior_and_rims(g, ghosts)
+    epilogue = {"bias": True, "relu": True}
+    first = launch_conv.conv_forward(MATHS[math], CARD, g, box=interior, **epilogue)
+    second = launch_conv.conv_rims(MATHS[math], CARD, g, rims, **epilogue)
+    run([(launch_conv.conv_forward(MATHS[math], CARD, g, **epilogue), whole), (first, early)], **options)
+    assert np.isnan(early["y"].astype(float)).any() and len(second.launches) == 1
+    run([(second, {**early, "x": whole["x"]})], **options)
+    np.testing.assert_array_equal(early["y"].view(np.uint8), whole["y"].view(np.uint8))
+
+
+@pytest.mark.parametrize("name", RIMS)
+def test_interior_and_rims(name: str) -> None:
+    check_rims(name, "float32")
+
+
+def test_rims_on_tensor_cores() -> None:
+    check_rims("3-D", "bfloat16")
+
+
+def test_boxes() -> None:
+    """Every output is in one box, and the interior is as large as it can be."""
+    rng = np.random.default_rng(11)
+    for _ in range(200):
+        dims = int(rng.integers(1, 4))
+        win = tuple(
+            W(int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 3)), int(rng.integers(-2, 3)))
+            for _ in range(dims)
+        )
+        inner, outer = ([int(n) for n in rng.integers(1, 9, dims)] for _ in range(2))
+        ghosts = [(int(a), int(b)) for a, b in rng.integers(0, 3, (dims, 2))]
+        g = Geometry.of(1, inner, outer, win, 1, 1, 1)
+        interior, rims = launch_conv.interior_and_rims(g, ghosts)
+        count = np.zeros(g.outer, int)
+        for box in [interior, *rims]:
+            count[tuple(slice(*part) for part in box)] += 1
+        assert (count == 1).all()
+        assert len(rims) <= launch_conv.MOST_RIMS
+        for d, (start, stop), (before, after), n in zip(win, interior[3 - dims :], ghosts, inner, strict=True):
+            for o in range(start, stop):
+                taps = [o * d.stride - d.pad, o * d.stride - d.pad + (d.kernel - 1) * d.dilation]
+                assert before == 0 or taps[0] >= before
+                assert after == 0 or taps[1] < n - after
+
+
 FAULTS = {
     "dilation": (
         "y",
@@ -206,6 +276,7 @@ FAULTS = {
     "bounds": ("y", "static_cast<u32>(i) < static_cast<u32>(extent)", "i < extent"),
     "phase": ("dx", "axis[d].target_mul * p[d] + axis[d].target_add", "axis[d].target_mul * p[d]"),
     "spacing": ("dx", "Index(0), -static_cast<Index>(a.reach)", "Index(0), -1"),
+    "rim": ("rims", "static_cast<Index>(origin * a.stride - a.pad)", "static_cast<Index>(origin - a.pad)"),
     "group": ("dw", "first = group * z.columns * columns", "first = group * columns"),
 }
 
@@ -213,9 +284,12 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found(fault: str) -> None:
     which, old, new = FAULTS[fault]
-    case = (2, (9, 8), (5, 3), (W(4, 2, 4, 1), W(3, 2, 2, 2)), 2, 8, 16)
+    case = (2, (9, 8), (5, 3), (W(4, 2, 4, 1), W(3, 2, 2, 2)), 2, 16, 16)
     with pytest.raises((AssertionError, EmulationError)):
-        Cases("float32").add(fault, case, (which,)).check(replace={old: new})
+        if which == "rims":
+            check_rims("3-D", "float32", replace={old: new})
+        else:
+            Cases("float32").add(fault, case, (which,)).check(replace={old: new})
 
 
 @pytest.mark.slow

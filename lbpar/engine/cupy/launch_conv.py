@@ -34,6 +34,9 @@ WindowSizes = np.dtype(
     [("axis", _AXIS, 3), ("samples", "i8"), ("groups", "i8"), ("channels", _DIVISOR)]
     + [(name, "i8") for name in ("columns", "depth", "splits", "add", "relu", "vectors")]
 )
+MOST_RIMS = 8
+_RIM = np.dtype([("first_tile", "i8"), ("origin", "i8", 3), ("positions", _DIVISOR, 3)])
+RimSizes = np.dtype([("window", WindowSizes), ("count", "i8"), ("rims", _RIM, MOST_RIMS)])
 GemmSizes = np.dtype(
     [(name, "i8") for name in ("m", "n", "k", "pitch_a", "pitch_b", "batch_a", "batch_b", "depth", "relu", "vectors")]
     + [("alpha", "f8"), ("beta", "f8")]
@@ -412,6 +415,8 @@ def conv_forward(
     if positions * g.groups * g.filters == 0:
         return Job()
     b = "b" if bias else ""
+    if _thin(g):
+        return _grouped(math_, card, g, False, ("y", "x", "w", b), box=(origin, extents), relu=relu, add=add)
     if g.pointwise and box is None:
         left, right = Operand("x", True, g.channels), Operand("w", True, g.channels)
         return gemm(math_, card, positions, g.filters, g.channels, left, right, "y", b, relu, beta=float(add))
@@ -435,6 +440,8 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False) 
         left, right = Operand("dy", True, g.filters), Operand("w", False, g.channels)
         rows = g.samples * math.prod(g.inner)
         return gemm(math_, card, rows, g.channels, g.filters, left, right, "dx", beta=float(add))
+    if _thin(g):
+        return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), add=add)
     phases = math.prod(d.stride for d in g.win)
     positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(g.inner, g.win, strict=True))
     taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
@@ -453,6 +460,8 @@ def conv_backward_weights(math_: Math, card: Card, g: Geometry, add: bool = Fals
     """``dw`` of a convolution."""
     if g.w_size == 0:
         return Job()
+    if _thin(g):
+        return _grouped_weights(math_, card, g, add)
     positions = g.samples * math.prod(g.outer)
     if g.pointwise:
         left, right = Operand("dy", False, g.filters), Operand("x", False, g.channels)
@@ -467,6 +476,101 @@ def conv_backward_weights(math_: Math, card: Card, g: Geometry, add: bool = Fals
     grid = (-(-g.filters // cut.rows) * -(-columns // cut.columns), g.groups, cut.splits)
     return _tiled("conv_backward_weights", math_, g.index(card), cut, vectors, grid, (False, False), ("dw", "dy", "x"), sizes, g.w_size,
                   columns, False, add)  # fmt: skip
+
+
+def conv_rims(
+    math_: Math,
+    card: Card,
+    g: Geometry,
+    boxes: Sequence[Box],
+    bias: bool = False,
+    relu: bool = False,
+    add: bool = False,
+) -> Job:
+    """`conv_forward` of several boxes that do not overlap, in one launch."""
+    if len(boxes) > MOST_RIMS:
+        raise ValueError(f"{len(boxes)} boxes, at most {MOST_RIMS} in a launch")
+    parts = [(origin, extents) for origin, extents in (_box(g, box) for box in boxes) if math.prod(extents)]
+    most = max((g.samples * math.prod(extents) for _, extents in parts), default=0)
+    if most * g.groups * g.filters == 0:
+        return Job()
+    cut = choose(math_, card, most, g.filters, g.taps * g.channels, g.groups * len(parts), None)
+    vectors = vector(card, math_, g.channels), vector(card, math_, g.taps * g.channels)
+    record = np.zeros((), RimSizes)
+    record["window"] = window_sizes(
+        g, False, (0, 0, 0), g.outer, depth=cut.depth, splits=1, add=add, relu=relu,
+        vectors=vector(card, math_, g.filters) == 16 // math_.element_bytes,
+    )  # fmt: skip
+    tiles, across = 0, -(-g.filters // cut.columns)
+    for rim, (origin, extents) in zip(record["rims"], parts, strict=False):
+        rim["first_tile"], rim["origin"], rim["positions"] = tiles, origin, [divisor(n) for n in extents]
+        tiles += -(-g.samples * math.prod(extents) // cut.rows) * across
+    record["count"] = len(parts)
+    name = f"conv_rims<{math_.name}, {g.index(card)}, {_shape(cut, vectors)}>"
+    shared = _shared_bytes(math_, cut, True, True)
+    arrays = ("y", "x", "w", "b" if bias else "")
+    return Job((Launch("rims.cu", name, (tiles, g.groups, 1), (cut.threads, 1, 1), shared, arrays, record),))
+
+
+def interior_and_rims(g: Geometry, ghosts: Sequence[tuple[int, int]]) -> tuple[Box, list[Box]]:
+    """Outputs that read nothing of the ghosts of x, and boxes of the others.
+
+    ``ghosts`` are the widths before and after the held part of x along each spatial dimension, of all three or the last ones.
+    """
+    ghosts = [(0, 0)] * (3 - len(ghosts)) + list(ghosts)
+    inner: list[tuple[int, int]] = []
+    for (before, after), d, n, size in zip(ghosts, g.win, g.inner, g.outer, strict=True):
+        span = (d.kernel - 1) * d.dilation
+        start = min(size, max(0, -(-(before + d.pad) // d.stride))) if before else 0
+        stop = min(size, (n - after - 1 - span + d.pad) // d.stride + 1) if after else size
+        inner.append((start, max(start, stop)))
+    rims: list[Box] = []
+    for axis, (start, stop) in enumerate(inner):
+        for part in ((0, start), (stop, g.outer[axis])):
+            if part[1] > part[0]:
+                rims.append([*inner[:axis], part, *((0, n) for n in g.outer[axis + 1 :])])
+    return inner, [box for box in rims if all(stop > start for start, stop in box)]
+
+
+# -- few channels per group ------------------------------------------------------------------------------------------------------
+
+
+def _thin(g: Geometry) -> bool:
+    """Whether tiles would lie idle: their columns are the channels or filters of one group."""
+    return g.groups > 1 and (max(g.channels, g.filters) <= 4 or g.groups > 65535)
+
+
+def _grouped(math_: Math, card: Card, g: Geometry, adjoint: bool, arrays: tuple[str, ...], **others: Any) -> Job:
+    origin, extents = others.pop("box", ((0, 0, 0), g.outer))
+    strides = [d.stride if adjoint else 1 for d in g.win]
+    extents = g.inner if adjoint else extents
+    positions = g.samples * math.prod(-(-n // s) for n, s in zip(extents, strides, strict=True))
+    columns = g.channels if adjoint else g.filters
+    width = vector(card, math_, g.groups) if g.channels == g.filters == 1 else 1
+    sizes = window_sizes(g, adjoint, origin, extents, depth=0, splits=1, **others)
+    name = f"conv_grouped<{math_.element}, {g.index(card)}, {'true' if adjoint else 'false'}, {width}>"
+    threads = -(-positions // 4) * (g.groups * columns // width)
+    grid = (-(-threads // 256), 1, math.prod(strides))
+    return Job((Launch("grouped.cu", name, grid, (256, 1, 1), 0, arrays, sizes),))
+
+
+def _grouped_weights(math_: Math, card: Card, g: Geometry, add: bool) -> Job:
+    positions, pairs, chunks = g.samples * math.prod(g.outer), g.groups * g.filters * g.channels, -(-g.taps // 8)
+    blocks = -(-pairs // 32) * chunks
+    wanted = min(
+        -(-4 * card.processors // blocks), -(-positions // 256), card.workspace // (g.w_size * math_.sum_bytes), 65535
+    )
+    depth = -(-positions // max(1, wanted))
+    splits = max(1, -(-positions // max(1, depth)))
+    sizes = window_sizes(g, False, (0, 0, 0), g.outer, depth=depth, splits=splits, add=add)
+    name = f"conv_grouped_weights<{math_.element}, {g.index(card)}>"
+    whole = splits == 1
+    arrays = ("dw", "" if whole else "workspace", "dy", "x")
+    first = Launch("grouped.cu", name, (-(-pairs // 32), chunks, splits), (32, 8, 1), 0, arrays, sizes)
+    if whole:
+        return Job((first,))
+    second = _sum_splits(math_, "dw", "", g.w_size, g.taps * g.channels, splits, False, 1.0, float(add))
+    return Job((first, second), splits * g.w_size * math_.sum_bytes)
 
 
 def _box(g: Geometry, box: Box | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
