@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lbpar.config.layers import NormStats
-from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
+from lbpar.config.model import AnyModel, InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.graph.graph import Graph
 from lbpar.graph.inline import inline_graph
 from lbpar.graph.models.registry import build_model
@@ -16,7 +16,7 @@ from lbpar.graph.onnx_import import import_onnx
 from lbpar.graph.python_model import python_graph
 
 
-def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel, norm: NormStats | None = None) -> Graph:
+def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
     """Build the network that a run file describes, in whichever of the four ways.
 
     Parameters
@@ -37,7 +37,7 @@ def load_graph(model: NamedModel | PythonModel | OnnxModel | InlineModel, norm: 
     return with_norm_stats(_build(model), norm)
 
 
-def _build(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Graph:
+def _build(model: AnyModel) -> Graph:
     match model:
         case NamedModel():
             return build_model(model.name, **model.options)
@@ -49,9 +49,7 @@ def _build(model: NamedModel | PythonModel | OnnxModel | InlineModel) -> Graph:
             return import_onnx(model.onnx, model.input)[0]
 
 
-def load_weights(
-    model: NamedModel | PythonModel | OnnxModel | InlineModel,
-) -> dict[str, NDArray[Any]] | None:
+def load_weights(model: AnyModel) -> dict[str, NDArray[Any]] | None:
     """The initial weights that come with a network, if any do.
 
     Parameters

@@ -72,8 +72,17 @@ class Index:
     transposed: bool = False
 
 
+class _Indexed:
+    dims: tuple[Index, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Global shape."""
+        return tuple(d.extent for d in self.dims)
+
+
 @dataclass(frozen=True)
-class Operand:
+class Operand(_Indexed):
     """A value that a kernel reads or writes.
 
     Parameters
@@ -96,11 +105,6 @@ class Operand:
     reduce: Literal["sum", "max"] = "sum"
     varying: tuple[str, ...] = ()
     dtype: str | None = None
-
-    @property
-    def shape(self) -> Shape:
-        """Global shape."""
-        return tuple(d.extent for d in self.dims)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Param:
+class Param(_Indexed):
     """A trainable tensor or a running statistic of an op.
 
     Parameters
@@ -157,11 +161,6 @@ class Param:
     kind: Literal["weight", "bias", "norm", "statistic"] = "weight"
     fan_in: int = 1
     fan_out: int = 1
-
-    @property
-    def shape(self) -> Shape:
-        """Global shape."""
-        return tuple(d.extent for d in self.dims)
 
     @property
     def size(self) -> int:

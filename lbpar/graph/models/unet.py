@@ -25,9 +25,7 @@ def unet2d(
     ] = True,
 ) -> Graph:
     """2-D U-Net: 64 filters at full resolution, twice as many at each of ``depth`` levels below."""
-    _check(2, input, depth)
-    levels = [(scaled(64 * 2**i, width),) * 2 for i in range(depth + 1)]
-    return _unet("unet2d", 2, input, classes, levels, [pair[0] for pair in levels], not norm, norm, True)
+    return _unet(2, classes, input, width, depth, norm)
 
 
 def unet3d(
@@ -46,12 +44,10 @@ def unet3d(
     ] = True,
 ) -> Graph:
     """3-D U-Net: the second convolution of a level doubles the channels, so that no pool is a bottleneck."""
-    _check(3, input, depth)
-    levels = [(scaled(32 * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
-    return _unet("unet3d", 3, input, classes, levels, [b for _, b in levels[1:]], True, norm, False)
+    return _unet(3, classes, input, width, depth, norm)
 
 
-def _check(rank: int, input: Shape, depth: int) -> None:
+def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm: bool) -> Graph:
     # No extent below 2³¹ is a multiple of 2³¹: the power is not even worked out.
     if len(input) != rank + 1 or depth > 30 or any(e % 2**depth for e in input[:-1]):
         sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
@@ -60,26 +56,13 @@ def _check(rank: int, input: Shape, depth: int) -> None:
             f"input: got {list(input)}, expected {sizes} with spatial sizes that are multiples of {multiple} "
             f"({depth} poolings); pad the samples or choose a smaller depth."
         )
-
-
-def _unet(
-    name: str,
-    rank: int,
-    input: Shape,
-    classes: int,
-    levels: list[tuple[int, int]],
-    rises: list[int],
-    bias: bool,
-    norm: bool,
-    rise_bias: bool,
-) -> Graph:
-    """``levels``: filters of the two convolutions going down; ``rises``: of the transposed convolution above a level."""
-    depth = len(levels) - 1
-    g = GraphBuilder(input, name=name)
+    flat = rank == 2
+    levels = [(scaled((64 if flat else 32) * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
+    g = GraphBuilder(input, name=f"unet{rank}d")
 
     def pair(x: str, filters: tuple[int, int], at: str) -> str:
         for i, f in enumerate(filters, 1):
-            x = g.conv(x, f, 3, pad=1, bias=bias, name=f"{at}.conv{i}")
+            x = g.conv(x, f, 3, pad=1, bias=not (flat and norm), name=f"{at}.conv{i}")
             if norm:
                 x = g.norm(x, name=f"{at}.norm{i}")
             x = g.relu(x, name=f"{at}.relu{i}")
@@ -92,7 +75,9 @@ def _unet(
         x = g.max_pool(x, 2, name=f"down{i}.pool")
     x = pair(x, levels[-1], "bottom")
     for i in range(depth, 0, -1):
-        x = g.conv_transpose(x, rises[i - 1], 2, 2, bias=rise_bias, name=f"up{i}.up")
+        _, out = levels[i - 1]
+        rise = out if flat else levels[i][1]
+        x = g.conv_transpose(x, rise, 2, 2, bias=flat, name=f"up{i}.up")
         x = g.concat([skips[i - 1], x], name=f"up{i}.concat")
-        x = pair(x, (levels[i - 1][1],) * 2, f"up{i}")
+        x = pair(x, (out, out), f"up{i}")
     return g.build(g.conv(x, classes, 1, name="head"))
