@@ -213,7 +213,8 @@ Pad = Annotated[
 ]
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def check_shape(value: Any) -> tuple[int, ...]:
+    """The shape of one sample."""
     if isinstance(value, (list, tuple)) and 1 <= len(value) <= 4 and all(is_int(v, 1) for v in value):
         return tuple(value)
     raise ValueError(
@@ -221,7 +222,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     )
 
 
-Shape = Annotated[tuple[int, ...], Custom(_shape, "[C], [W, C], [H, W, C] or [D, H, W, C]")]
+Shape = Annotated[tuple[int, ...], Custom(check_shape, "[C], [W, C], [H, W, C] or [D, H, W, C]")]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGTP")}

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from operator import index
 from typing import Any
 
-from lbpar.config.section import MOST
 from lbpar.errors import GraphError
-from lbpar.text import nearest, shorten
+from lbpar.text import nearest
 
 Ints = int | Sequence[int]
 Pads = int | Sequence[int | Sequence[int]]
-
-
-def whole(value: Any, what: str, least: int = 1) -> int:
-    """An int of at least ``least``.
-
-    Raises
-    ------
-    GraphError
-        Otherwise; ``what`` names the place.
-    """
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number <= MOST:
-        raise GraphError(
-            f"{what}: got {shorten(value)}, expected a whole number of at least {least} (and less than 2³¹)."
-        )
-    return number
 
 
 def plain(value: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lbpar.config.layers import LAYERS, Layer
 from lbpar.config.report import check
+from lbpar.config.section import check_shape
 from lbpar.errors import ConfigError, GraphError
-from lbpar.graph.arguments import choice, known, names, plain, whole
+from lbpar.graph.arguments import choice, known, names, plain
 from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
@@ -20,6 +21,7 @@ from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, S
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
+from lbpar.text import shorten
 
 O = TypeVar("O", bound=type[Op])
 
@@ -52,11 +54,10 @@ class GraphBuilder:
     """
 
     def __init__(self, input: Sequence[int], name: str = "network") -> None:
-        if isinstance(input, (str, int)) or not 1 <= len(input) <= 4:
-            raise GraphError(
-                f"input: got the sample shape {input!r}, expected (C,), (W, C), (H, W, C) or (D, H, W, C), all positive."
-            )
-        shape = tuple(whole(e, "input") for e in input)
+        try:
+            shape = check_shape(plain(input))
+        except ValueError as error:
+            raise GraphError(f"input: got {shorten(input)}, {error}.") from None
         self.name = name
         self.input = "input"
         self._nodes: list[Node] = [Node(self.input, Input(shape))]

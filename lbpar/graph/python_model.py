@@ -1,4 +1,4 @@
-"""Networks that a function of the user's builds: ``model: {python: "mynet.py:build"}``, or ``"package.module:function"``.
+"""Networks built by a function that the user wrote: ``model: {python: "mynet.py:build"}``, or ``"package.module:function"``.
 
 A run file may come from a stranger, so a name in it reaches few functions: those of a file beside it, and those that their author
 marked as a model (`model`). Whether Python may run at all is asked where a run file is read (`lbpar.config.run_file`).
@@ -39,7 +39,7 @@ def model(function: F) -> F:
 
 
 def python_graph(python: str | Callable[..., Any], folder: Path = Path(), **options: Any) -> Graph:
-    """Call a function of the user's with the options and return its graph.
+    """Call a function that the user wrote with the options, and return its graph.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 Names agree, orders do not: PyTorch stores convolution weights as (F, C, *K) and transposed ones as (C, F, *K), and
 flattens channels first, where we keep channels last. So a weight that reads flattened features is permuted too; which
-permutation follows from the graph. Networks of one's own work as well, if their nodes have the modules' names.
+permutation follows from the graph. Your own networks work as well, if their nodes have the modules' names.
 """
 
 from __future__ import annotations
