@@ -71,7 +71,7 @@ _WAYS = {NamedModel: "by name", PythonModel: "a Python function", OnnxModel: "an
 def _section(section: type[Section], path: str) -> Iterator[str]:
     """Yield a section's text and table, then those of the sections inside."""
     yield f"{_doc(section)}\n"
-    yield _table(section)
+    yield table(section)
     for name, field in section.model_fields.items():
         inner = list(_sections(field.annotation, field.metadata))
         here = f"{path}.{field.alias or name}" if path else (field.alias or name)
@@ -81,13 +81,13 @@ def _section(section: type[Section], path: str) -> Iterator[str]:
         elif inner:
             tag = "op" if issubclass(inner[0], Layer) else "name"
             common = [n for n in inner[0].model_fields if n != tag and all(_same(n, inner[0], s) for s in inner)]
-            shared = f" Every {name.removesuffix('s')} has:\n\n{_table(inner[0], only=common)}" if common else "\n"
+            shared = f" Every {name.removesuffix('s')} has:\n\n{table(inner[0], only=common)}" if common else "\n"
             yield f"### `{here}`\n\n{field.description} `{tag}` says which kind.{shared}"
             for s in inner:
                 yield f"#### `{tag}: {_tag(s, tag)}`\n\n{_doc(s)}\n"
                 own = [n for n in s.model_fields if n != tag and n not in common]
                 if own:
-                    yield _table(s, only=own)
+                    yield table(s, only=own)
 
 
 def _same(name: str, a: type[Section], b: type[Section]) -> bool:
@@ -102,7 +102,8 @@ def _tag(section: type[Section], tag: str) -> str:
     return str(typing.get_args(section.model_fields[tag].annotation)[0])
 
 
-def _table(section: type[Section], only: list[str] | None = None) -> str:
+def table(section: type[Section], only: list[str] | None = None) -> str:
+    """A section's fields as a Markdown table."""
     rows = ["| field | value | default | meaning |", "| --- | --- | --- | --- |"]
     for name, f in section.model_fields.items():
         if only is None or name in only:

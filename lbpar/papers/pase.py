@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -157,14 +157,6 @@ def _gemm(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine, m: str
     return compute + sums
 
 
-def _conv(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
-    return _gemm(vertex, split, local, machine, "bhw", "n", "crs")
-
-
-def _linear(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
-    return _gemm(vertex, split, local, machine, "b", "n", "c")
-
-
 def _pool(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> Floats:
     b, c, h, w = (n / split[letter] for n, letter in zip(vertex.inputs[0], "bchw", strict=True))
     r, s = vertex.window
@@ -200,8 +192,8 @@ def _softmax(vertex: Vertex, split: Blocks, local: Blocks, machine: Machine) -> 
 
 
 _COSTS: dict[str, Callable[[Vertex, Blocks, Blocks, Machine], Floats]] = {
-    "conv": _conv,
-    "linear": _linear,
+    "conv": partial(_gemm, m="bhw", n="n", k="crs"),
+    "linear": partial(_gemm, m="b", n="n", k="c"),
     "pool": _pool,
     "norm": _norm,
     "add": _add,

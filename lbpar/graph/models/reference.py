@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
-from lbpar.config.reference import default_text, type_text
+from lbpar.config.reference import table
 from lbpar.config.section import Section
 from lbpar.graph.graph import Graph
 from lbpar.graph.models.registry import MODELS, build_model, option_types
@@ -46,16 +45,8 @@ def _families() -> Iterable[str]:
     for name, builder in MODELS.items():
         families.setdefault(builder.func if isinstance(builder, partial) else builder, []).append(name)
     for function, names in families.items():
-        text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-        yield f"## {', '.join(names)}\n\n{_code(text)}\n"
-        yield "| option | value | default | meaning |\n| --- | --- | --- | --- |"
-        for option, field in option_types(names[0]).model_fields.items():
-            yield f"| `{option}` | {type_text(field)} | {default_text(field)} | {_code(field.description)} |"
-        yield ""
-
-
-def _code(text: Any) -> str:
-    return str(text).replace("``", "`").replace("|", "\\|").replace("**", "^")
+        text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split()).replace("``", "`")
+        yield f"## {', '.join(names)}\n\n{text}\n\n{table(option_types(names[0]))}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ Depth = Annotated[Count, about("Number of poolings.")]
 def unet2d(
     *,
     classes: Channels = 2,
-    input: Annotated[Shape, about("Sample shape (H, W, C); H and W must be multiples of 2**depth.")] = (256, 256, 1),
+    input: Annotated[Shape, about("Sample shape (H, W, C); H and W must be multiples of 2^depth.")] = (256, 256, 1),
     width: Width = 1.0,
     depth: Depth = 4,
     norm: Annotated[
@@ -31,7 +31,7 @@ def unet2d(
 def unet3d(
     *,
     classes: Channels = 3,
-    input: Annotated[Shape, about("Sample shape (D, H, W, C); D, H and W must be multiples of 2**depth.")] = (
+    input: Annotated[Shape, about("Sample shape (D, H, W, C); D, H and W must be multiples of 2^depth.")] = (
         64,
         64,
         64,
