@@ -12,7 +12,7 @@ collective say so. `docs/api.md` has an example of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,8 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from lbpar.config.paths import as_path
-from lbpar.config.run_file import RunConfig, load_run_file, make_run
+from lbpar.config.run_file import RunConfig
+from lbpar.config.run_file import load_run_file as load_run
 from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.graph.graph import Graph
@@ -59,30 +60,6 @@ __all__ = [
 Array = Any
 E = TypeVar("E", bound=Evaluator)
 OnEpoch = Callable[[dict[str, Any]], object]
-
-
-def load_run(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), allow_code: bool = False
-) -> RunConfig:
-    """Read and check a run file, or the same content as a dict.
-
-    Parameters
-    ----------
-    source : str, Path or mapping
-        A YAML (or JSON) file, or its content, in which ``model: {python: ...}`` may also be a function itself.
-    overrides : sequence of str
-        ``field.path=value`` each, as given to ``--set``.
-    allow_code : bool
-        Whether the source may name a Python function, which then runs whenever the network is built.
-
-    Raises
-    ------
-    ConfigError
-        One message that names per mistake the field, what was given and what is allowed.
-    """
-    if isinstance(source, Mapping):
-        return make_run(dict(source), overrides, allow_code=allow_code)
-    return load_run_file(source, overrides, allow_code)
 
 
 def make_plan(

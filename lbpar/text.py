@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -21,6 +21,15 @@ def listed(names: Iterable[str]) -> str:
     """The names in a row, the middle left out where there are very many."""
     names = list(names)
     return ", ".join(names if len(names) <= 60 else [*names[:30], f"... ({len(names) - 60} more)", *names[-30:]])
+
+
+def flatten(fields: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """The fields of nested blocks, under names that are joined by a separator."""
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, separator, name + separator) if value and isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 class _Short(reprlib.Repr):

@@ -245,7 +245,7 @@ def test_no_file_stays_open(tmp_path: Path, write_run: bool) -> None:
     with pytest.raises(DataError):
         api.train(_coloured_run(tmp_path, "data.test=nowhere.h5"))
     assert not _open_below(tmp_path)
-    _coloured(tmp_path, "own.h5", {}, seed=7)  # she may write it anew
+    _coloured(tmp_path, "own.h5", {}, seed=7)  # the caller may write it again
 
 
 def test_plan_of_another_job_is_refused() -> None:

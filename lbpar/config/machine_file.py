@@ -106,22 +106,10 @@ class MachineFile(Section):
 
 
 def load_machine_file(path: str | Path) -> MachineFile:
-    """Read a machine file (YAML or JSON).
-
-    Raises
-    ------
-    ConfigError
-        One message that names the file, and per mistake the field, what was given and what is allowed.
-    """
+    """Read a machine file (YAML or JSON); raises ConfigError as `lbpar.config.run_file.load_run_file` does."""
     return check(MachineFile, read_yaml(path, "machine file"), str(path))
 
 
 def save_machine_file(machine: MachineFile, path: str | Path) -> None:
-    """Write a machine file as YAML.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be written, or is there and holds something else.
-    """
+    """Write a machine file as YAML; see `write_output`."""
     write_output(path, dump_yaml(machine.model_dump(mode="json", exclude_none=True)), "the machine file")

@@ -70,24 +70,12 @@ class PlanFile(Section):
 
 
 def load_plan_file(path: str | Path) -> PlanFile:
-    """Read a plan file (YAML or JSON).
-
-    Raises
-    ------
-    ConfigError
-        One message that names the file, and per mistake the field, what was given and what is allowed.
-    """
+    """Read a plan file (YAML or JSON); raises ConfigError as `lbpar.config.run_file.load_run_file` does."""
     return check(PlanFile, read_yaml(path, "plan file"), str(path))
 
 
 def save_plan_file(plan: PlanFile, path: str | Path) -> None:
-    """Write a plan file: JSON where the name ends in ``.json``, else YAML.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be written, or is there and holds something else.
-    """
+    """Write a plan file: JSON where the name ends in ``.json``, else YAML; see `write_output`."""
     path = as_path(path)
     data = plan.model_dump(mode="json", exclude_none=True)
     text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else dump_yaml(data)

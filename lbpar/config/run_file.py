@@ -6,7 +6,7 @@ config.train.optimizer.lr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +41,30 @@ class RunConfig(Section):
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
 
 
-def load_run_file(path: str | Path, overrides: Sequence[str] = (), allow_code: bool = False) -> RunConfig:
-    """Read a run file.
+def load_run_file(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), allow_code: bool = False
+) -> RunConfig:
+    """Read and check a run file, or the same content as a dict.
 
     Parameters
     ----------
-    path : str or Path
-        A YAML (or JSON) file.
+    source : str, Path or mapping
+        A YAML (or JSON) file, or its content, in which ``model: {python: ...}`` may also be a function itself.
     overrides : sequence of str
         ``field.path=value`` each, as given to ``--set``; see `lbpar.config.overrides.apply_overrides`.
     allow_code : bool
-        Whether the file may name a Python function, which then runs whenever the network is built.
+        Whether the source may name a Python function, which then runs whenever the network is built.
 
     Raises
     ------
     ConfigError
         One message that names the file, and per mistake the field, what was given and what is allowed.
     """
-    path = as_path(path)
-    source = f"{path} with --set" if overrides else str(path)
-    return make_run(read_yaml(path, "run file"), overrides, source, path.parent, allow_code)
+    if isinstance(source, Mapping):
+        return make_run(dict(source), overrides, allow_code=allow_code)
+    path = as_path(source)
+    where = f"{path} with --set" if overrides else str(path)
+    return make_run(read_yaml(path, "run file"), overrides, where, path.parent, allow_code)
 
 
 def parse_run(text: str, overrides: Sequence[str] = (), source: str = "run", allow_code: bool = False) -> RunConfig:

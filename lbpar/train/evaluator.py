@@ -29,7 +29,7 @@ from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.best import find_checkpoint
-from lbpar.train.predict import predict, weights
+from lbpar.train.predict import gather, predict
 from lbpar.train.saving import load
 from lbpar.train.setup import build_dataset, wanted_data
 from lbpar.train.totals import Totals
@@ -144,16 +144,11 @@ class Evaluator:
 
     def weights(self) -> dict[str, Array]:
         """All parameters and running statistics by name, whole on all ranks."""
-        return weights(self.worker)
+        worker, host = self.worker, self.engine.to_host
+        return {n: gather(worker.layouts[n], host(a), self.transport) for n, a in worker.state.items()}
 
     def load(self, directory: str | Path, which: str | int = "last") -> None:
-        """Take the weights of a checkpoint of a directory.
-
-        Parameters
-        ----------
-        directory : str or Path
-        which : {"last", "best"} or int
-            The newest, the best by the watched metric, or that of a step.
+        """Take the weights of a checkpoint of a directory; `lbpar.train.best.find_checkpoint` says which.
 
         Raises
         ------
@@ -167,7 +162,7 @@ class Evaluator:
             self.normalisation = Normalisation.of(meta["normalisation"])
 
     def find(self, directory: str | Path, which: str | int = "last") -> Path:
-        """The checkpoint that rank 0 finds; see `lbpar.train.best.find_checkpoint`."""
+        """The checkpoint that rank 0 finds."""
         with together(self.transport):
             found = find_checkpoint(as_path(directory), which) if self.transport.rank == 0 else None
         path: Path = self.transport.bcast(found)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lbpar.errors import CheckpointError, ConfigError
+from lbpar.text import flatten
 from lbpar.train.json_text import dumps, unwritable, write_text
 
 Record = dict[str, Any]
@@ -58,7 +59,7 @@ class MetricsWriter:
         if tensorboard:
             tensorboard_messages()  # a missing package must show before a file is touched
         kept = [] if resume_step is None else read_metrics(self._path, resume_step)
-        self._rows = [_flatten(record) for record in kept]
+        self._rows = [flatten(record, "/") for record in kept]
         write_text(self._path, "".join(dumps(record) + "\n" for record in kept))
         self._write_table()
         self._events = _Events(out, resume_step) if tensorboard else None
@@ -71,7 +72,7 @@ class MetricsWriter:
         with _writing(self._path):
             self._lines.write(line + "\n")
             self._lines.flush()
-        self._rows.append(_flatten(json.loads(line)))
+        self._rows.append(flatten(json.loads(line), "/"))
         self._write_table()
         if self._events is not None:
             self._events.write(self._rows[-1])
@@ -131,14 +132,6 @@ def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> 
         if last_step is None or record.get("step", 0) <= last_step:
             records.append(record)
     return records
-
-
-def _flatten(record: Mapping[str, Any], prefix: str = "") -> Record:
-    """Nested keys joined by ``/``."""
-    flat: Record = {}
-    for key, value in record.items():
-        flat |= _flatten(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 class _Events:

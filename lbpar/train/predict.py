@@ -47,36 +47,18 @@ def gather(layout: Layout, block: Array, transport: Transport) -> Array:
     return out
 
 
-def weights(worker: Worker) -> dict[str, Array]:
-    """All parameters and running statistics, whole, by name, on all ranks. Collective over all ranks."""
-    host = worker.engine.to_host
-    return {n: gather(worker.layouts[n], host(a), worker.transport) for n, a in worker.state.items()}
-
-
 def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
-    """The network's output (before the loss), with running statistics and no dropout, on all ranks.
+    """The network's output (before the loss), with running statistics and no dropout, on all ranks. Collective over all ranks.
 
-    Collective over all ranks.
-
-    Parameters
-    ----------
-    worker : Worker
-        Its weights, where they are.
-    data : dataset
-        The same samples on all ranks; each reads its block only.
-    batch : int
-        Samples at a time.
-
-    Returns
-    -------
-    (n, ...) array of the engine's type
+    Each rank reads its blocks only of ``data``, the same samples on all ranks, so many as ``batch`` says at a time.
 
     Raises
     ------
     DataError
         The samples do not have the network's input shape.
     """
-    graph = without_loss(worker.graph)
+    whole = worker.graph
+    graph = Graph(tuple(n for n in whole.nodes if n.name not in (LOSS, TARGET)), whole.output, whole.name)
     wanted = graph.shapes(1)["input"][1:]
     if data.sample_shape != wanted:
         raise DataError(f"predict: got samples of shape {data.sample_shape}, expected {wanted}, channels last.")
@@ -95,8 +77,3 @@ def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
             program.buffers[program.results["output"]].layout, executors[n].value("output"), transport
         )
     return out
-
-
-def without_loss(graph: Graph) -> Graph:
-    """The same network without loss and target."""
-    return Graph(tuple(n for n in graph.nodes if n.name not in (LOSS, TARGET)), graph.output, graph.name)

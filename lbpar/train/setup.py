@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from lbpar.calibrate.machine import AUTO, machine_of
@@ -19,6 +18,7 @@ from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
+from lbpar.text import flatten
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike, together
@@ -38,15 +38,6 @@ def build_loss(train: TrainConfig) -> Loss:
             f"train.label_smoothing: got {train.label_smoothing} with loss {train.loss}; it needs cross_entropy."
         )
     return make_loss(train.loss, train.label_smoothing)
-
-
-def check_procs(config: RunConfig, procs: int) -> None:
-    """Refuse to train on another number of processes than the run file asks for."""
-    wanted = config.parallel.procs
-    if wanted is not None and wanted != procs:
-        raise ConfigError(
-            f"parallel.procs: the run file asks for {wanted}, but this job has {procs}; start {wanted} or change the field."
-        )
 
 
 def build_plan(
@@ -81,18 +72,11 @@ def check_asked(transport: Transport, config: RunConfig, graph: Graph, **options
     **options
         What else was asked for, by name.
     """
-    fields = _flat(config.model_dump(mode="json", by_alias=True))
+    fields = flatten(config.model_dump(mode="json", by_alias=True), ".")
     for split in ("data.train", "data.test"):
         if fields[split] not in (None, "synthetic"):
             fields[split] = "a file"
     check_alike(transport, {**options, **fields, "network": graph})
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in fields.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {prefix + name: value}
-    return out
 
 
 def join(
@@ -130,12 +114,16 @@ def join(
     own, given = own or transport is None, plan is not None
     transport = connect() if transport is None else transport
     check_asked(transport, config, graph, **options, plan=given)
-    check_procs(config, transport.size)
+    procs, wanted = transport.size, config.parallel.procs
+    if wanted not in (None, procs):
+        raise ConfigError(
+            f"parallel.procs: the run file asks for {wanted}, but this job has {procs}; start {wanted} or change the field."
+        )
     if plan is None:
-        plan = build_plan(config, graph, transport.size, transport=transport)
+        plan = build_plan(config, graph, procs, transport=transport)
     check_alike(transport, {"plan": plan})
-    if plan.grid.size != transport.size:
-        raise ConfigError(f"plan: made for {plan.grid.size} processes, but {transport.size} were started.")
+    if plan.grid.size != procs:
+        raise ConfigError(f"plan: made for {plan.grid.size} processes, but {procs} were started.")
     if own:
         return graph, plan, connect_to(plan.grid, transport)
     if transport.grid != plan.grid:

@@ -41,21 +41,10 @@ DIVERGED = 1e8
 
 @dataclass
 class Trainer(Evaluator):
-    """Trains a network on this rank's share. Making one is local; every method is collective over all ranks.
-
-    Parameters
-    ----------
-    config : RunConfig
-    graph : Graph
-        With its loss.
-    plan : Plan
-    transport : Transport
-        Of the plan's grid.
+    """Trains a network on this rank's share. Made and called as an `Evaluator`.
 
     Attributes
     ----------
-    step : int
-        Updates done.
     epoch : int
         Epochs done.
     batches : int
@@ -324,8 +313,7 @@ class Trainer(Evaluator):
         CheckpointError
             It is damaged, or of another network, optimizer or seed; on all ranks alike.
         """
-        directory = as_path(directory)
-        found: bool = self.transport.bcast(latest(directory) is not None)
+        found: bool = self.transport.bcast(latest(as_path(directory)) is not None)
         if found:
             self.load(directory)
         return found
