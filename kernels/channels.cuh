@@ -25,19 +25,13 @@ __device__ __forceinline__ Place place_in(i64 tile, i64 channels) {
     return p;
 }
 
-// Calls f(place, size<N>) for each tile of this block (they are dealt out along grid x), with as wide an N as the addresses allow.
-template <int N>
-struct size {
-    static constexpr int value = N;
-};
+// Calls f(place, Width<N>()) for each tile of this block; tiles are dealt out along grid x.
 template <class T, class F, class... P>
 __device__ __forceinline__ void for_tiles(i64 channels, F f, const P*... addresses) {
-    constexpr int N = LANES<T>;
-    if (channels % N == 0 && aligned(addresses...)) {
-        for (i64 t = blockIdx.x; t * COLUMNS * N < channels; t += gridDim.x) f(place_in<N>(t, channels), size<N>());
-    } else {
-        for (i64 t = blockIdx.x; t * COLUMNS < channels; t += gridDim.x) f(place_in<1>(t, channels), size<1>());
-    }
+    by_width<T>(channels, [&](auto width) {
+        constexpr int N = decltype(width)::value;
+        for (i64 t = blockIdx.x; t * COLUMNS * N < channels; t += gridDim.x) f(place_in<N>(t, channels), width);
+    }, addresses...);
 }
 
 // Part `number` of the rows, `each` long but for the last.

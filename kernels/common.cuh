@@ -92,6 +92,19 @@ __device__ __forceinline__ bool aligned(const P*... p) {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// Calls f(Width<N>()) with as many elements at once as channels (of rows one behind the other) and addresses allow: LANES<T> or one.
+template <int N>
+struct Width {
+    static constexpr int value = N;
+};
+template <class T, class F, class... P>
+__device__ __forceinline__ void by_width(i64 channels, F f, const P*... addresses) {
+    if (channels % LANES<T> == 0 && aligned(addresses...))
+        f(Width<LANES<T>>());
+    else
+        f(Width<1>());
+}
+
 // Products and sums that the compiler does not join: rounded one after the other, as on the CPU.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }

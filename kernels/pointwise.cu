@@ -15,7 +15,7 @@
 // Called by the pointwise methods of lbpar/engine/cupy.
 #include "common.cuh"
 
-#define KERNEL(...) template <__VA_ARGS__> __global__ void __launch_bounds__(256)
+#define KERNEL(...) template <__VA_ARGS__> __global__ void __launch_bounds__(256, 2)
 
 KERNEL(class T) relu_forward(T* y, const T* x, i64 n) {
     map_elements([](Acc<T> v) { return v > 0 || v != v ? v : Acc<T>(0); }, n, y, x);
