@@ -122,3 +122,24 @@ __device__ __forceinline__ void sum_rows(double (&total)[N][K], const Place& p, 
     i64 count = 0;
     merge_rows<K, N>(total, count, p, MergeSums<K>());
 }
+
+// Ends sums: K numbers per chunk and channel, `partial` (chunks, K, C), merged; a block takes 32 channels along grid x, and the
+// active threads of the place that is returned hold one result each.
+template <int K, class Merge>
+__device__ __forceinline__ Place merge_chunks(double (&mine)[1][K], const double* partial, i64 rows, i64 channels, i64 chunks, i64 each, Merge merge) {
+    Place p;
+    p.columns = 32, p.rows = THREADS / 32, p.row = threadIdx.x / 32;
+    p.channel = blockIdx.x * i64(32) + threadIdx.x % 32;
+    p.active = p.channel < channels;
+    i64 count = 0;
+    for (i64 c = p.row; p.active && c < chunks; c += p.rows) {
+        const Chunk chunk = chunk_of(rows, c, each);
+        double more[K];
+        for (int k = 0; k < K; ++k) more[k] = partial[(c * K + k) * channels + p.channel];
+        merge(mine[0], count, more, chunk.last - chunk.first);
+        count += chunk.last - chunk.first;
+    }
+    merge_rows<K, 1>(mine, count, p, merge);
+    p.active = p.active && p.row == 0;
+    return p;
+}
