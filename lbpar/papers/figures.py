@@ -173,7 +173,7 @@ def dryden_volumes(axes: Any) -> None:
 
 def paradl_table(axes: Any) -> None:
     """ParaDL's table for VGG-16 on its machine: seconds of communication per epoch and memory per process."""
-    layers = [paradl.from_record(x) for x in layer_records(networks.vgg16())]
+    layers = layer_records(networks.vgg16())
     strategies: dict[str, Callable[[paradl.Setting, int], paradl.Price]] = {
         "data": partial(paradl.data_parallel, layers),
         "spatial": partial(paradl.spatial_parallel, layers),

@@ -15,20 +15,6 @@ from lbpar.papers.records import LayerRecord
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Elements per sample of input, output, weights, and of the halos of input and output gradient."""
-
-    x: int
-    y: int
-    w: int
-    halo_x: int = 0
-    halo_y: int = 0
-    filters: int = 1
-    channels: int = 1
-    spatial: int = 1  # smallest of height * width of input and output: the limit of a spatial split
-
-
-@dataclass(frozen=True)
 class Setting:
     """What does not depend on the layers."""
 
@@ -58,56 +44,63 @@ class Price:
     most: int
 
 
-def from_record(record: LayerRecord) -> Layer:
-    """ParaDL's sizes of a layer record; the halo is what one process gets from one neighbour above."""
-    kh = record.kernel[0] // 2
-    (hi, wi, c), (ho, wo, f) = record.in_shape, record.out_shape
-    return Layer(record.inputs, record.outputs, record.weights, kh * wi * c, kh * wo * f, f, c, min(hi * wi, ho * wo))
-
-
-def data_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+def data_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
     """Samples over ``p`` processes; the weight gradients are summed."""
     _check(p)
-    memory = 2 * s.item * sum(s.batch / p * (x.x + x.y) + x.w for x in layers)
+    memory = 2 * s.item * sum(s.batch / p * _activations(x) + x.weights for x in layers)
     return Price(s.steps * _sum_weights(layers, s, p), memory, s.batch)
 
 
-def spatial_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+def spatial_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
     """Height and width over ``p`` processes: halos of x forward and of dy backward."""
     _check(p)
-    halos = sum(s.ring.message(s.batch * x.halo_x) + s.ring.message(s.batch * x.halo_y) for x in layers)
-    memory = 2 * s.item * sum(s.batch * (x.x + x.y) / p + x.w for x in layers)
-    return Price(s.steps * (_sum_weights(layers, s, p) + 2 * halos), memory, min(x.spatial for x in layers))
+    halos = sum(s.ring.message(s.batch * n) for x in layers for n in _halos(x))
+    memory = 2 * s.item * sum(s.batch * _activations(x) / p + x.weights for x in layers)
+    return Price(
+        s.steps * (_sum_weights(layers, s, p) + 2 * halos),
+        memory,
+        min(h * w for x in layers for h, w, _ in (x.in_shape, x.out_shape)),
+    )
 
 
-def filter_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+def filter_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
     """Filters over ``p`` processes: y gathered forward, dx summed backward, for all layers but the last."""
     _check(p)
-    memory = 2 * s.item * sum(s.batch * (x.x + x.y) + x.w / p for x in layers)
-    return Price(s.steps * _exchange(layers, s, s.batch, p), memory, min(x.filters for x in layers))
+    memory = 2 * s.item * sum(s.batch * _activations(x) + x.weights / p for x in layers)
+    return Price(s.steps * _exchange(layers, s, s.batch, p), memory, min(x.out_shape[2] for x in layers))
 
 
-def channel_parallel(layers: Sequence[Layer], s: Setting, p: int) -> Price:
+def channel_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
     """Input channels over ``p`` processes: y summed forward, dx gathered backward; costs what filters cost."""
     same = filter_parallel(layers, s, p)
-    return Price(same.seconds, same.memory, min(x.channels for x in layers))
+    return Price(same.seconds, same.memory, min(x.in_shape[2] for x in layers))
 
 
-def data_filter_parallel(layers: Sequence[Layer], s: Setting, p1: int, p2: int) -> Price:
+def data_filter_parallel(layers: Sequence[LayerRecord], s: Setting, p1: int, p2: int) -> Price:
     """``p1`` sample groups of ``p2`` processes that split the filters; weight gradients are summed across the groups."""
     _check(p1, p2)
     seconds = s.steps * (_exchange(layers, s, s.batch / p1, p2) + _sum_weights(layers, s, p1, p2))
-    memory = 2 * s.item * sum(s.batch * (x.x + x.y) / p1 + x.w / p2 for x in layers)
-    return Price(seconds, memory, s.batch * min(x.filters for x in layers))
+    memory = 2 * s.item * sum(s.batch * _activations(x) / p1 + x.weights / p2 for x in layers)
+    return Price(seconds, memory, s.batch * min(x.out_shape[2] for x in layers))
 
 
-def pipeline_parallel(stages: Sequence[Sequence[Layer]], s: Setting, segments: int) -> Price:
+def pipeline_parallel(stages: Sequence[Sequence[LayerRecord]], s: Setting, segments: int) -> Price:
     """One stage of consecutive layers per process, the mini-batch in ``segments`` pieces."""
     p = len(stages)
     _check(p, segments)
-    slowest = max(s.ring.message(s.batch / segments * stage[-1].y) for stage in stages)
-    memory = 2 * s.item * max(sum(s.batch * (x.x + x.y) + x.w for x in stage) for stage in stages)
+    slowest = max(s.ring.message(s.batch / segments * stage[-1].outputs) for stage in stages)
+    memory = 2 * s.item * max(sum(s.batch * _activations(x) + x.weights for x in stage) for stage in stages)
     return Price(2 * s.data * (p + segments - 2) / s.batch * slowest, memory, sum(map(len, stages)))
+
+
+def _activations(x: LayerRecord) -> int:
+    return x.inputs + x.outputs
+
+
+def _halos(x: LayerRecord) -> tuple[int, int]:
+    """Elements per sample that one process gets from one neighbour above, of the input and of the output gradient."""
+    (_, wi, c), (_, wo, f) = x.in_shape, x.out_shape
+    return x.kernel[0] // 2 * wi * c, x.kernel[0] // 2 * wo * f
 
 
 def _check(*procs: int) -> None:
@@ -115,11 +108,11 @@ def _check(*procs: int) -> None:
         raise ConfigError(f"paradl: got {'x'.join(map(str, procs))} processes; expected positive numbers")
 
 
-def _sum_weights(layers: Sequence[Layer], s: Setting, p: int, parts: int = 1) -> float:
+def _sum_weights(layers: Sequence[LayerRecord], s: Setting, p: int, parts: int = 1) -> float:
     """Ring allreduce over ``p`` processes of one of ``parts`` parts of the weights."""
-    return s.ring.allreduce(sum(x.w for x in layers) / parts, p)
+    return s.ring.allreduce(sum(x.weights for x in layers) / parts, p)
 
 
-def _exchange(layers: Sequence[Layer], s: Setting, samples: float, p: int) -> float:
+def _exchange(layers: Sequence[LayerRecord], s: Setting, samples: float, p: int) -> float:
     """3 (p - 1) (alpha + B |y| item beta / p) for every layer but the last: an allgather and an allreduce of y."""
-    return sum(3 * s.ring.allgather(samples * x.y, p) for x in layers[:-1])
+    return sum(3 * s.ring.allgather(samples * x.outputs, p) for x in layers[:-1])

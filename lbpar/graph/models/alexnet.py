@@ -23,22 +23,14 @@ def alexnet(
     *,
     classes: Classes = 1000,
     input: Annotated[
-        Shape | None,
-        about(
-            "Sample shape (H, W, C); by default (224, 224, 3), and (227, 227, 3) where grouped. The classifier takes whatever size "
-            "the last pool leaves."
-        ),
+        Shape | None, about("Sample shape (H, W, C); default: (224, 224, 3), (227, 227, 3) if grouped.")
     ] = None,
     width: Width = 1.0,
     grouped: Annotated[
-        Flag,
-        about(
-            "The original: two towers, as convolutions of two groups, 61 M parameters. Its local response normalisation (no parameters) "
-            "is left out."
-        ),
+        Flag, about("The original: two towers, as convolutions of two groups; 61 M parameters.")
     ] = False,
 ) -> Graph:
-    """AlexNet."""
+    """AlexNet without its local response normalisation; the classifier takes whatever size the last pool leaves."""
     two = int(grouped)
     g = GraphBuilder(input or ((227, 227, 3) if grouped else (224, 224, 3)), name="alexnet")
     x = g.input

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from lbpar.config.section import Shape
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import Classes, Width, about, scaled
+from lbpar.graph.models.parts import Classes, Image, Width, scaled
 
 
-def lenet(
-    *,
-    classes: Classes = 10,
-    input: Annotated[
-        Shape, about("Sample shape (H, W, C); the first convolution is padded by 2, as 28 x 28 digits need it.")
-    ] = (28, 28, 1),
-    width: Width = 1.0,
-) -> Graph:
-    """LeNet-5."""
+def lenet(*, classes: Classes = 10, input: Image = (28, 28, 1), width: Width = 1.0) -> Graph:
+    """LeNet-5; the first convolution is padded by 2, as 28 x 28 digits need it."""
     g = GraphBuilder(input, name="lenet")
     x = g.relu(g.conv(g.input, scaled(6, width), 5, pad=2, name="conv1"), name="relu1")
     x = g.max_pool(x, 2, name="pool1")

@@ -35,9 +35,7 @@ def resnet(
     /,
     *,
     classes: Classes = 1000,
-    input: Annotated[
-        Shape | None, about("Sample shape (H, W, C); by default (224, 224, 3), with the cifar stem (32, 32, 3).")
-    ] = None,
+    input: Annotated[Shape | None, about("Sample shape (H, W, C); default: (224, 224, 3), cifar (32, 32, 3).")] = None,
     width: Width = 1.0,
     stem: Annotated[
         Literal["imagenet", "cifar"],

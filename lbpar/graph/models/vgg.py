@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from lbpar.config.section import Shape
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import Classes, Width, about, scaled
+from lbpar.graph.models.parts import Classes, Image, Width, scaled
 
 # Convolutions in each of the five stages; a pool ends a stage.
 _DEPTHS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 VARIANTS = {f"{name}{bn}": (depths, bool(bn)) for name, depths in _DEPTHS.items() for bn in ("", "_bn")}
 
 
-def vgg(
-    variant: str,
-    /,
-    *,
-    classes: Classes = 1000,
-    input: Annotated[
-        Shape,
-        about(
-            "Sample shape (H, W, C). The classifier takes whatever size the last pool leaves (7 x 7 of 224 x 224), where torchvision "
-            "averages or repeats to 7 x 7."
-        ),
-    ] = (224, 224, 3),
-    width: Width = 1.0,
-) -> Graph:
-    """VGG."""
+def vgg(variant: str, /, *, classes: Classes = 1000, input: Image = (224, 224, 3), width: Width = 1.0) -> Graph:
+    """VGG; the classifier takes whatever size the last pool leaves, where torchvision averages or repeats to 7 x 7."""
     depths, normed = VARIANTS[variant]
     g = GraphBuilder(input, name=variant)
     x, i = g.input, 0
