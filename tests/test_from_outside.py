@@ -43,9 +43,6 @@ class Softplus(Activation):
     options: ClassVar[type[Layer]] = SoftplusLayer
     beta: float
 
-    def attrs(self) -> tuple[tuple[str, object], ...]:
-        return (("beta", self.beta),)
-
 
 def softplus(x: Array, beta: float) -> Array:
     return np.logaddexp(0, beta * x) / beta
@@ -137,10 +134,26 @@ def test_it_is_checked_like_any_other() -> None:
     with pytest.raises(GraphError, match="s: beta: got 0, expected more than 0"):
         g.layer("softplus", g.input, name="s", beta=0)
     assert g.build(g.layer("softplus", g.input)).ops[0].op == Softplus(beta=1.0)
+    assert g.build(g.softplus(g.input, 2.0)).ops[0].op == Softplus(beta=2.0)
     with pytest.raises(ConfigError, match="train.optimizer.beta: got 1, expected less than 1"):
         api.load_run(RUN, ["train.optimizer.beta=1"])
     with pytest.raises(ConfigError, match="train.loss: got 'log_cos', did you mean 'log_cosh'"):
         api.load_run(RUN, ["train.loss=log_cos"])
+
+
+def test_an_op_named_as_a_method_of_the_builder_leaves_that_alone() -> None:
+    class ShapeLayer(Layer):
+        """Not what `GraphBuilder.shape` is."""
+
+        op: Literal["shape"]
+
+    @register_op
+    @dataclass(frozen=True)
+    class ShapeOp(Activation):
+        options: ClassVar[type[Layer]] = ShapeLayer
+
+    g = GraphBuilder((4,))
+    assert g.shape(g.layer("shape", g.input)) == (1, 4)
 
 
 def test_it_computes_what_pytorch_computes() -> None:
