@@ -75,7 +75,7 @@ def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[G
 
 
 def _visit(state: Import, node: OnnxNode) -> None:
-    if not state.done.isdisjoint(node.outputs):
+    if not state.absorbed.isdisjoint(node.outputs):
         return
     if all(state.is_constant(i) for i in node.inputs if i) and node.kind not in _NEVER_CONSTANT:
         given = [state.array(i) if has_input(node, j) else None for j, i in enumerate(node.inputs)]

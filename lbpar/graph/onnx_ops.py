@@ -35,8 +35,8 @@ def gemm(s: Import, n: OnnxNode) -> Value:
     else:
         bias = np.broadcast_to(_times(bias.reshape(-1), a["beta"]), (features,))
     node = s.builder.linear(x.name, features, bias is not None, name=s.name(n, n.inputs[1]))
-    s.keep(node, {"weight": _times(w, a["alpha"]), "bias": bias}, n.inputs[1])
-    return s.finish(s.made(x, node, False), *also)
+    s.keep_weights(node, {"weight": _times(w, a["alpha"]), "bias": bias}, n.inputs[1])
+    return s.absorbing(s.made(x, node, False), *also)
 
 
 def _times(array: Array, factor: float) -> Array:
@@ -60,8 +60,8 @@ def batch_normalization(s: Import, n: OnnxNode) -> Value:
     arrays["weight"], arrays["bias"] = arrays["weight"] * factor, arrays["bias"] * factor + offset
     momentum = float(np.float64(np.round(1.0 - a["momentum"], 7)))  # the file holds float32
     node = s.builder.norm(x.name, shortest(a["epsilon"]), momentum, name=s.name(n, n.inputs[1]))
-    s.keep(node, arrays)
-    return s.finish(s.made(x, node, False), *also)
+    s.keep_weights(node, arrays)
+    return s.absorbing(s.made(x, node, False), *also)
 
 
 @imports("LRN")
@@ -98,7 +98,7 @@ def activation(s: Import, n: OnnxNode) -> Value:
 @imports("Dropout")
 def dropout(s: Import, n: OnnxNode) -> Value:
     """Dropout, its ratio an attribute or an input; active in training whatever the file says."""
-    (rate,) = s.either(n, n.attributes["ratio"], 1, "ratio") or (0.5,)
+    (rate,) = s.attribute_or_input(n, n.attributes["ratio"], 1, "ratio") or (0.5,)
     x = s.tensor(n)
     return s.made(x, s.builder.dropout(x.name, shortest(rate), name=s.name(n))) if rate else x
 
@@ -223,7 +223,7 @@ def _channel_shuffle(s: Import, n: OnnxNode, x: Value, sizes: Sequence[int]) -> 
     if _sizes(s.array(shape), between, bool(back[0].attributes.get("allowzero", 0))) != list(before):
         return None
     y = s.made(x, s.builder.channel_shuffle(x.name, sizes[1], name=s.name(n)))
-    return s.finish(y, swap[0].outputs[0], back[0].outputs[0])
+    return s.absorbing(y, swap[0].outputs[0], back[0].outputs[0])
 
 
 def _sizes(target: Array, before: Sequence[int], allowzero: bool) -> list[int]:
@@ -239,7 +239,7 @@ def _sizes(target: Array, before: Sequence[int], allowzero: bool) -> list[int]:
 @imports("Squeeze")
 def squeeze(s: Import, n: OnnxNode) -> Value:
     """Squeeze of spatial dimensions of size one."""
-    axes = s.either(n, n.attributes["axes"], 1, "axes")
+    axes = s.attribute_or_input(n, n.attributes["axes"], 1, "axes")
     x = s.tensor(n)
     if axes is None:
         axes = [i for i, (d, size) in enumerate(zip(x.dims, s.onnx_shape(x), strict=True)) if d != 0 and size == 1]
@@ -249,7 +249,7 @@ def squeeze(s: Import, n: OnnxNode) -> Value:
 @imports("Unsqueeze")
 def unsqueeze(s: Import, n: OnnxNode) -> Value:
     """Unsqueeze: more dimensions of size one."""
-    axes = s.either(n, n.attributes["axes"], 1, "axes") or ()
+    axes = s.attribute_or_input(n, n.attributes["axes"], 1, "axes") or ()
     x = s.tensor(n)
     rank = len(x.dims) + len(axes)
     new, old = {i % rank for i in axes}, iter(x.dims)

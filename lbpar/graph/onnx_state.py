@@ -74,7 +74,7 @@ class Import:
         self.weights: dict[str, Array] = {}  # as in the file, channels first
         self.flattened: dict[str, Array | None] = {}  # our feature j is the file's feature order[j]
         self.nonnegative: set[str] = set()  # our nodes that are never below zero
-        self.done: set[str] = set()  # outputs of nodes that were taken together with an earlier one
+        self.absorbed: set[str] = set()  # outputs of nodes that were taken together with an earlier one
         self.computed: set[str] = set()  # constants that are no weights of the file but were worked out
         self._constants: dict[str, Array] = {}
         self._used: dict[str, str] = {}
@@ -245,7 +245,7 @@ class Import:
         self._taken.add(name)
         return name
 
-    def keep(self, node: str, arrays: Mapping[str, Array | None], source: str = "") -> None:
+    def keep_weights(self, node: str, arrays: Mapping[str, Array | None], source: str = "") -> None:
         """Remember the weights of one of our nodes by their short names; ``source`` is the ONNX name of the main one."""
         if source in self._used:
             other = self._used[source]
@@ -254,7 +254,7 @@ class Import:
             self._used[source] = node
         self.weights |= {f"{node}.{name}": _floating(array) for name, array in arrays.items() if array is not None}
 
-    def either(self, node: OnnxNode, attribute: Any, i: int, what: str) -> list[Any] | None:
+    def attribute_or_input(self, node: OnnxNode, attribute: Any, i: int, what: str) -> list[Any] | None:
         """What older opsets give as an attribute and newer ones as the constant input i: a flat list; None if neither does."""
         given = self.optional(node, i, what)
         if given is None and attribute is None:
@@ -295,11 +295,11 @@ class Import:
             else:
                 return factor, offset, outputs
 
-    def finish(self, value: Value, *also: str) -> Value:
+    def absorbing(self, value: Value, *also: str) -> Value:
         """Let the outputs of later nodes, which were taken together with the one that made a value, stand for it too."""
         for output in also:
             self.values[output] = value
-            self.done.add(output)
+            self.absorbed.add(output)
         return value
 
 

@@ -42,8 +42,8 @@ def convolution(s: Import, n: OnnxNode) -> Value:
     build = s.builder.conv_transpose if transposed else s.builder.conv
     name = s.name(n, n.inputs[1])
     node = build(x.name, filters, **window, groups=groups, bias=bias is not None, name=name)
-    s.keep(node, {"weight": w, "bias": bias}, n.inputs[1])
-    return s.finish(s.made(x, node, False), *also)
+    s.keep_weights(node, {"weight": w, "bias": bias}, n.inputs[1])
+    return s.absorbing(s.made(x, node, False), *also)
 
 
 def _enlarged(a: Mapping[str, Any], spatial: Sequence[int], window: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,9 @@ def over_space(s: Import, n: OnnxNode) -> Value:
         axes, keep = tuple(range(2, len(x.dims))), True
     else:
         a = n.attributes
-        given = s.either(n, a["axes"], 1, "axes") or ([] if a["noop_with_empty_axes"] else range(len(x.dims)))
+        given = s.attribute_or_input(n, a["axes"], 1, "axes") or (
+            [] if a["noop_with_empty_axes"] else range(len(x.dims))
+        )
         axes, keep = tuple(sorted(s.axis(x, i) for i in given)), bool(a["keepdims"])
         if not axes:
             return x
@@ -128,9 +130,9 @@ def over_space(s: Import, n: OnnxNode) -> Value:
 def pad(s: Import, n: OnnxNode) -> Value:
     """Pad with a constant over space, left to the next window."""
     a = n.attributes
-    pads = [int(p) for p in s.either(n, a["pads"], 1, "pads") or ()]
-    (value,) = s.either(n, a["value"], 2, "constant_value") or (0.0,)
-    chosen = s.either(n, None, 3, "axes")
+    pads = [int(p) for p in s.attribute_or_input(n, a["pads"], 1, "pads") or ()]
+    (value,) = s.attribute_or_input(n, a["value"], 2, "constant_value") or (0.0,)
+    chosen = s.attribute_or_input(n, None, 3, "axes")
     if not any(pads):
         return s.value(n)
     x = s.image(n, padded=True)
@@ -165,7 +167,10 @@ def resize(s: Import, n: OnnxNode) -> Value:
     axes = [s.axis(x, i) for i in a["axes"] or range(rank)]
     if a["keep_aspect_ratio_policy"] != "stretch":
         raise GraphError(f"its keep_aspect_ratio_policy is '{a['keep_aspect_ratio_policy']}', expected 'stretch'.")
-    scales, sizes = s.either(n, a.get("scales"), 2 if newer else 1, "scales"), s.either(n, None, 3, "sizes")
+    scales, sizes = (
+        s.attribute_or_input(n, a.get("scales"), 2 if newer else 1, "scales"),
+        s.attribute_or_input(n, None, 3, "sizes"),
+    )
     if sizes:
         factors = {i: Fraction(int(want), shape[i]) for want, i in zip(sizes, axes, strict=True)}
     elif scales:

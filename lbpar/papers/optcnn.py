@@ -66,7 +66,7 @@ class Machine:
         wastes the rest.
     cache : bytes of the last-level cache. A larger weight shard is read again for every tile position and shared by the
         samples of the block, which costs like ``reread`` further samples.
-    busy : output elements that a matrix product needs to fill the device; smaller blocks run no faster.
+    saturation : output elements that a matrix product needs to fill the device; smaller blocks run no faster.
     memory_bandwidth : bytes per second, for pooling, softmax and element-wise layers.
     launch : seconds, the least time of a layer.
     node, inside, outside : devices per node; bytes per second of a device inside a node and of a node's network link.
@@ -78,7 +78,7 @@ class Machine:
     tile: int = 4
     cache: float = 4 * 2**20
     reread: float = 4.0
-    busy: int = 65536
+    saturation: int = 65536
     memory_bandwidth: float = 732e9
     launch: float = 1e-5
     node: int = 4
@@ -165,7 +165,7 @@ def compute_seconds(layer: Layer, batch: int, degrees: Degrees, machine: Machine
     if layer.kind in ("conv", "fc"):
         operations = 3 * 2.0 * n * h * w * (layer.weights / layer.output[2]) * c
         if layer.kind == "fc":
-            share = machine.fc_efficiency * min(1.0, n * c / machine.busy)
+            share = machine.fc_efficiency * min(1.0, n * c / machine.saturation)
         else:
             t = machine.tile
             share = machine.conv_efficiency * h / (-(-h // t) * t) * w / (-(-w // t) * t)
