@@ -27,8 +27,6 @@ from lbpar.solver.search import EdgeTable
 Ints = NDArray[np.int64]
 
 CUTOFF = 4  # a block is at least this long, or the dimension is whole
-TFLOPS = 10.0
-GBPS = 16.0
 WORD_BYTES = 8
 _EXPONENTIAL = 3.0  # operations of one exponential
 _NORM_OPERATIONS = 8.0  # per element and pass
@@ -65,10 +63,10 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Machine:
-    """A device's rate and its link's; ``cutoff`` is the least block length."""
+    """Device rate (10^12 operations/s, a multiply-add being one), link bandwidth (10^9 B/s), least length of a block."""
 
-    tflops: float = TFLOPS
-    gbps: float = GBPS
+    tflops: float = 10.0
+    gbps: float = 16.0
     cutoff: int = CUTOFF
 
     def __post_init__(self) -> None:

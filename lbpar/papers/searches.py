@@ -37,22 +37,14 @@ def optcnn_search(
     return graph, tables, tables.seconds.minimum()
 
 
-def price_pase(
-    model_name: str,
-    batch: int,
-    procs: int,
-    tflops: float = pase.TFLOPS,
-    gbps: float = pase.GBPS,
-    cutoff: int = pase.CUTOFF,
-) -> dict[str, Any]:
+def price_pase(model_name: str, batch: int, procs: int, machine: pase.Machine | None = None) -> dict[str, Any]:
     """Optimal strategy of a network of PaSE's prototype on its cost model.
 
     Parameters
     ----------
     model_name : ``pase-alexnet``, ``pase-inception-v3`` or ``pase-resnet101``.
     batch, procs : global mini-batch and number of processes, any positive numbers.
-    tflops, gbps : device rate (10^12 operations/s, a multiply-add being one) and link bandwidth (10^9 B/s).
-    cutoff : least length of a block along a split dimension.
+    machine : the prototype's unless given.
 
     Returns
     -------
@@ -66,7 +58,8 @@ def price_pase(
     ConfigError
         Unknown model, or a number that is not positive.
     """
-    machine = pase.Machine(tflops, gbps, cutoff)
+    machine = machine or pase.Machine()
+    rate = machine.tflops * 1e12
     graph = pase_graph(model_name, batch)
     tables, found = pase_search(model_name, batch, procs, machine)
     layers = []
@@ -86,14 +79,9 @@ def price_pase(
         "machine": asdict(machine),
         "unit": "operations (a multiply-add counts once)",
         "total": found.total,
-        "seconds": found.total / (tflops * 1e12),
-        "data_parallel": {"total": data, "seconds": data / (tflops * 1e12), "ratio": data / found.total},
-        "exact": found.exact,
-        "bound": found.bound,
-        "gap": found.gap,
-        "width": found.width,
-        "states": found.states,
-        "space_size": found.space_size,
+        "seconds": found.total / rate,
+        "data_parallel": {"total": data, "seconds": data / rate, "ratio": data / found.total},
+        **{k: getattr(found, k) for k in ("exact", "bound", "gap", "width", "states", "space_size")},
         "layers": layers,
     }
 

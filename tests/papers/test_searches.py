@@ -9,6 +9,7 @@ import pytest
 from lbpar.errors import ConfigError
 from lbpar.papers.gholami import alexnet
 from lbpar.papers.networks import vgg16
+from lbpar.papers.pase import Machine
 from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
 
@@ -23,10 +24,10 @@ def test_price_pase_goes_to_json():
 
 
 def test_price_pase_changes_with_the_machine():
-    fast = price_pase("pase-alexnet", 128, 16, gbps=1600)
+    fast = price_pase("pase-alexnet", 128, 16, Machine(gbps=1600))
     assert fast["total"] < price_pase("pase-alexnet", 128, 16)["total"]
     with pytest.raises(ConfigError, match="0 TFLOPS"):
-        price_pase("pase-alexnet", 128, 16, tflops=0)
+        price_pase("pase-alexnet", 128, 16, Machine(tflops=0))
 
 
 def test_price_gholami_reports_the_grid_and_the_best():
