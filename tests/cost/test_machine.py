@@ -10,7 +10,18 @@ from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.errors import ConfigError
 from lbpar.layout.grid import Grid
 
-NAMED = ("laptop", "cori-knl", "abci-v100", "lassen", "perlmutter-a100", "frontier-mi250x", "a100-nvl8", "h100-nvl8", "h200-nvl8", "b200-nvl8")
+NAMED = (
+    "laptop",
+    "cori-knl",
+    "abci-v100",
+    "lassen",
+    "perlmutter-a100",
+    "frontier-mi250x",
+    "a100-nvl8",
+    "h100-nvl8",
+    "h200-nvl8",
+    "b200-nvl8",
+)
 
 
 @pytest.mark.parametrize("name", machine_names())
