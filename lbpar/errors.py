@@ -1,18 +1,6 @@
 """Exceptions of lbpar.
 
 Every message answers, in this order: where, what was given, what was expected, what to do.
-
-    LbparError
-    ├── ConfigError (ValueError)          run file, command line, plan file, machine file
-    ├── GraphError (ValueError)           networks and tensor shapes
-    ├── LayoutError (ValueError)          grids, layouts, transitions
-    │   └── PlanError                     an op grid that an op cannot take
-    ├── DataError (ValueError)            datasets and their files
-    ├── CheckpointError (ValueError)      checkpoints and run directories
-    ├── TrainingError (RuntimeError)      NaN loss and the like
-    ├── CommError (RuntimeError)          launchers, ranks that disagree, lost peers
-    ├── EngineError (RuntimeError)        kernels and their libraries
-    └── Unsupported (NotImplementedError) a case that is not handled; names the nearest handled one
 """
 
 from __future__ import annotations

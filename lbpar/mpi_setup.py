@@ -30,17 +30,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 
 def prepare(prefix: Path) -> list[Path]:
-    """Write the settings into the virtual environment at ``prefix``; a second call changes nothing.
+    """Write the settings into the virtual environment at ``prefix``; the files that changed.
 
-    Parameters
-    ----------
-    prefix : Path
-        Root of a virtual environment (the folder that holds ``pyvenv.cfg``).
-
-    Returns
-    -------
-    list of Path
-        The files that were changed; empty if there was nothing to do, for example with MPICH, which needs no settings.
+    None change the second time, or with MPICH, which needs no settings.
 
     Raises
     ------

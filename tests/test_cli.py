@@ -51,7 +51,7 @@ def test_command_runs_as_its_module_would() -> None:
     assert run("mpi-setup", "--no-such-option").returncode == 2
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "data"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "data", "calibrate"])
 def test_help_loads_neither_models_nor_data(command: str) -> None:
     code = (
         "import sys; from lbpar.cli import main\n"

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lbpar.calibrate.machine import measure_machine
-from lbpar.calibrate.samples import samples
-from lbpar.config.engine import EngineConfig
-from lbpar.config.machine_file import MachineFile, save_machine_file
 from lbpar.config.paths import path_option
-from lbpar.config.report import check
-from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
 from lbpar.text import human_bytes
 from lbpar.transport.arguments import Parser
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike, together
+
+if TYPE_CHECKING:
+    from lbpar.config.machine_file import MachineFile
 
 
 def parser() -> Parser:
@@ -42,12 +40,20 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write as the command line says. Collective over all ranks."""
     args = parser().parse_args(argv)
+
+    from lbpar.calibrate.machine import measure_machine  # not for --help
+    from lbpar.calibrate.samples import samples
+    from lbpar.config.engine import EngineConfig
+    from lbpar.config.machine_file import save_machine_file
+    from lbpar.config.report import check
+    from lbpar.engine.registry import build_engine
+
     if args.repeats < 1:
         raise ConfigError(f"--repeats: got {args.repeats}, expected a whole number of at least 1.")
     threads = int(args.threads) if re.fullmatch("[0-9]{1,9}", args.threads) else args.threads
     given = {"name": args.engine, "dtype": args.dtype, "threads": threads}
     engine = check(EngineConfig, given, "--engine, --dtype, --threads")
-    kernels = build_engine(engine).name  # an engine that cannot be had is said before anything is measured
+    kernels = build_engine(engine).name  # a missing engine is reported before anything is measured
     transport = connect()
     asked = {f"--{name}": value for name, value in vars(args).items() if name not in ("out", "name")}
     check_alike(transport, asked | {"engine": kernels})

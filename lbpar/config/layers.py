@@ -9,19 +9,19 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from lbpar.config.section import (
+    BelowOne,
     Count,
     Custom,
     Flag,
-    Fraction,
     Kinds,
     Naturals,
     NonNegative,
     Pad,
-    Part,
     Positive,
     Section,
     Sizes,
     Text,
+    UpToOne,
     check_text,
 )
 from lbpar.text import shorten
@@ -169,7 +169,7 @@ class Norm(Layer):
 
     op: Literal["norm"]
     eps: Positive = Field(default=1e-5, description="Added to the variance.")
-    momentum: Part = Field(default=0.1, description="Weight of the new value in the running statistics.")
+    momentum: UpToOne = Field(default=0.1, description="Weight of the new value in the running statistics.")
     affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
     stats: NormStats = Field(
         default="global",
@@ -280,7 +280,7 @@ class Dropout(Layer):
     """Set a random part of the elements to zero while training."""
 
     op: Literal["dropout"]
-    rate: Fraction = Field(default=0.5, description="Part of the elements that is dropped.")
+    rate: BelowOne = Field(default=0.5, description="Part of the elements that is dropped.")
 
 
 @LAYERS.add

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from lbpar.config.output import write_output
 from lbpar.config.report import check
-from lbpar.config.section import Bytes, Count, Number, Section, Text, Words
+from lbpar.config.section import Bytes, Count, LongText, Number, Section, Text
 from lbpar.config.yaml_text import dump_yaml, read_yaml
 
 Latency = Literal["log", "ring", "tree"]
@@ -40,7 +40,7 @@ class LevelConfig(Section):
     )
     alpha: Seconds = Field(description="Seconds that a message costs, however short.")
     bandwidth: PerSecond = Field(description="Bytes per second that one device sends while all others send too.")
-    source: Words = Field(description="Where alpha and bandwidth come from.")
+    source: LongText = Field(description="Where alpha and bandwidth come from.")
 
 
 class RateConfig(Section):
@@ -74,14 +74,14 @@ class ComputeConfig(Section):
         default_factory=dict,
         description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`, and `update`, the optimizer's step; others run at `memory_bandwidth`.",
     )
-    source: Words = Field(description="Where the numbers come from.")
+    source: LongText = Field(description="Where the numbers come from.")
 
 
 class MachineFile(Section):
     """A machine file."""
 
     name: Text = Field(description="Name of the machine.")
-    description: Words | None = Field(default=None, description="In words.")
+    description: LongText | None = Field(default=None, description="In words.")
     levels: tuple[LevelConfig, ...] = Field(min_length=1, description="Links, fastest first.")
     latency: Latency = Field(
         default="log", description="Messages one after the other in a collective of p: log2 p, p - 1, or a tree."

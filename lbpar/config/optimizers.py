@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lbpar.config.section import MOST, Flag, Fraction, Kinds, NonNegative, Number, Positive, Section
+from lbpar.config.section import MOST, BelowOne, Flag, Kinds, NonNegative, Number, Positive, Section
 
 
 class Optimizer(Section):
@@ -38,7 +38,7 @@ class Sgd(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     name: Literal["sgd"]
-    momentum: Fraction = Field(default=0.0, description="Factor of the running gradient.")
+    momentum: BelowOne = Field(default=0.0, description="Factor of the running gradient.")
     nesterov: Flag = Field(default=False, description="Nesterov's form of momentum.")
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class _Adaptive(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     lr: Positive = Field(default=1e-3, description="Learning rate after warm-up.")
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
+    betas: tuple[BelowOne, BelowOne] = Field(default=(0.9, 0.999), description="Factors of the two running moments.")
     eps: Positive = Field(default=1e-8, description="Added to the denominator.")
 
 
@@ -83,7 +83,7 @@ class Lars(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     name: Literal["lars"]
-    momentum: Fraction = Field(default=0.9, description="Factor of the running gradient.")
+    momentum: BelowOne = Field(default=0.9, description="Factor of the running gradient.")
     trust: Positive = Field(default=0.001, description="Trust coefficient η.")
     eps: NonNegative = Field(default=0.0, description="Added to the denominator of the ratio.")
 

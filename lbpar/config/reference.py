@@ -7,7 +7,6 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -74,7 +73,7 @@ def _section(section: type[Section], path: str) -> Iterator[str]:
     yield table(section)
     for name, field in section.model_fields.items():
         inner = list(_sections(field.annotation, field.metadata))
-        here = f"{path}.{field.alias or name}" if path else (field.alias or name)
+        here = f"{path}.{field.alias or name}".lstrip(".")
         if len(inner) == 1:
             yield f"### `{here}`\n"
             yield from _section(inner[0], here)
@@ -84,7 +83,7 @@ def _section(section: type[Section], path: str) -> Iterator[str]:
             shared = f" Every {name.removesuffix('s')} has:\n\n{table(inner[0], only=common)}" if common else "\n"
             yield f"### `{here}`\n\n{field.description} `{tag}` says which kind.{shared}"
             for s in inner:
-                yield f"#### `{tag}: {_tag(s, tag)}`\n\n{_doc(s)}\n"
+                yield f"#### `{tag}: {Kinds(tag).kind(s)}`\n\n{_doc(s)}\n"
                 own = [n for n in s.model_fields if n != tag and n not in common]
                 if own:
                     yield table(s, only=own)
@@ -98,10 +97,6 @@ def _doc(section: type[Section]) -> str:
     return " ".join((section.__doc__ or "").split("\n\n")[0].split())
 
 
-def _tag(section: type[Section], tag: str) -> str:
-    return str(typing.get_args(section.model_fields[tag].annotation)[0])
-
-
 def table(section: type[Section], only: list[str] | None = None) -> str:
     """A section's fields as a Markdown table."""
     rows = ["| field | value | default | meaning |", "| --- | --- | --- | --- |"]
@@ -113,7 +108,8 @@ def table(section: type[Section], only: list[str] | None = None) -> str:
 
 
 def _type_and_default(field: FieldInfo) -> str:
-    return f"{type_text(field)[:1].upper()}{type_text(field)[1:]}; default {default_text(field)}."
+    text = type_text(field)
+    return f"{text[:1].upper()}{text[1:]}; default {default_text(field)}."
 
 
 def default_text(field: FieldInfo) -> str:
@@ -157,15 +153,9 @@ def _describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> st
         sections = [a for a in args if isinstance(a, type) and issubclass(a, Section)]
         return "fields, see below" if sections else " or ".join(dict.fromkeys(inner))
     if origin is tuple:
-        if len(args) == 2 and args[1] is ...:
-            return f"list of: {_describe(args[0])}"
-        return f"list of {len(args)}: {_describe(args[0])}"
+        return f"list of{'' if args[-1] is ... else f' {len(args)}'}: {_describe(args[0])}"
     if origin is dict:
-        return (
-            f"fields: {_describe(args[0])} → {_describe(args[1])}"
-            if args[0] is str
-            else _describe(args[0]) + " → " + (_describe(args[1]))
-        )
+        return f"{'fields: ' * (args[0] is str)}{_describe(args[0])} → {_describe(args[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "fields, see below"
     return _NAMES.get(annotation, "anything") + _limits(metadata)
@@ -174,15 +164,9 @@ def _describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> st
 def _limits(metadata: list[Any] | tuple[Any, ...]) -> str:
     out = []
     for m in (inner for outer in metadata for inner in (getattr(outer, "metadata", None) or [outer])):
-        match m:
-            case Ge(ge=v):
-                out.append(f"≥ {v}")
-            case Gt(gt=v):
-                out.append(f"> {v}")
-            case Le(le=v) if v != MOST:
-                out.append(f"≤ {v}")
-            case Lt(lt=v):
-                out.append(f"< {'2⁶³' if v == 2**63 else v}")
+        for name, sign in {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}.items():
+            if (limit := getattr(m, name, MOST)) != MOST:
+                out.append(f"{sign} {'2⁶³' if limit == 2**63 else limit}")
     return (" " + ", ".join(dict.fromkeys(out))) if out else ""
 
 

@@ -127,8 +127,8 @@ Flag = Annotated[bool, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Positive = Annotated[float, Strict(), AllowInfNan(False), Field(gt=0)]
 NonNegative = Annotated[float, Strict(), AllowInfNan(False), Field(ge=0)]
-Fraction = Annotated[float, Strict(), Field(ge=0, lt=1)]
-Part = Annotated[float, Strict(), Field(ge=0, le=1)]
+BelowOne = Annotated[float, Strict(), Field(ge=0, lt=1)]
+UpToOne = Annotated[float, Strict(), Field(ge=0, le=1)]
 
 
 def _words(value: Any, allowed: str = "\n\t") -> str:
@@ -152,7 +152,7 @@ def check_text(value: Any) -> str:
 
 
 Text = Annotated[str, Custom(check_text, "text")]
-Words = Annotated[str, Custom(_words, "text")]
+LongText = Annotated[str, Custom(_words, "text")]
 FilePath = Annotated[Text, AfterValidator(expand)]
 """A path, or a word without ``~`` and ``$``."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
-from lbpar.config.section import Count, Custom, Fraction, Natural, NonNegative, Positive, Section, Seed
+from lbpar.config.section import BelowOne, Count, Custom, Natural, NonNegative, Positive, Section, Seed
 from lbpar.text import nearest
 
 LOSSES = {
@@ -56,7 +56,7 @@ class TrainConfig(Section):
         default="cross_entropy",
         description=f"What is minimised: {'; '.join(f'`{name}`, {what}' for name, what in LOSSES.items())}.",
     )
-    label_smoothing: Fraction = Field(
+    label_smoothing: BelowOne = Field(
         default=0.0, description="Part of the target spread over all classes (cross_entropy)."
     )
     seed: Seed = Field(default=0, description="Fixes weights, sample order, augmentation and dropout.")

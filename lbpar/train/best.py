@@ -81,7 +81,7 @@ class EarlyStop:
             self.best, self.waited = state["best"], state["waited"]
 
 
-def watched(train: training.TrainConfig, test: bool) -> str | None:
+def watched_metric(train: training.TrainConfig, test: bool) -> str | None:
     """The metric that says which weights are the best: that of early stop, else of the test data; None without either."""
     if train.early_stop is not None:
         return train.early_stop.metric

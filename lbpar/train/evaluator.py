@@ -37,7 +37,7 @@ from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
 
 Array = Any
-CALMER = "Lower the learning rate, or use warm-up or clip_norm"
+REMEDY = "Lower the learning rate, or use warm-up or clip_norm"
 
 
 @dataclass
@@ -252,7 +252,7 @@ class Evaluator:
             return
         layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
         at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
-        remedy = CALMER
+        remedy = REMEDY
         if layer is None:
             where = "all layers' outputs are finite"
         elif self.graph[layer] in self.graph.inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +16,7 @@ from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
 from lbpar.train.directory import Resume, check_directory, make_directory
 from lbpar.train.json_text import write_text
-from lbpar.train.lock import RunLock, check_free
+from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, report, say, state_bytes
@@ -83,28 +83,35 @@ def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | Non
         The records of the epochs.
     """
     out = Path(trainer.config.run.out)
-    with _locked(out, trainer.transport) as lock:
+    with _locked(out, trainer.transport) as check_lock:
         with together(trainer.transport):
-            if lock and check_directory(out, goes_on or "auto") != goes_on:
+            if trainer.transport.rank == 0 and check_directory(out, goes_on or "auto") != goes_on:
                 raise CheckpointError(
                     f"run.out: {out} holds a run that another job began meanwhile; add --resume to go on with it."
                 )
-        return _run(trainer, out, goes_on and trainer.resume(out / "checkpoints"), lock, started, on_epoch)
+        return _run(trainer, out, goes_on and trainer.resume(out / "checkpoints"), check_lock, started, on_epoch)
 
 
 @contextmanager
-def _locked(out: Path, transport: Transport) -> Iterator[RunLock | None]:
-    """No other job writes into the directory; rank 0 gets the lock."""
-    lock = None
-    with together(transport):
-        if transport.rank == 0:
-            lock = RunLock(out)
-    with lock or nullcontext():
-        yield lock
+def _locked(out: Path, transport: Transport) -> Iterator[Callable[[], None]]:
+    """No other job writes into the directory; on rank 0 the call that is yielded makes sure of it."""
+    with ExitStack() as stack:
+        with together(transport):
+            check = stack.enter_context(run_lock(out) if transport.rank == 0 else nullcontext(_nothing))
+        yield check
+
+
+def _nothing() -> None:
+    pass
 
 
 def _run(
-    trainer: Trainer, out: Path, resumed: bool, lock: RunLock | None, started: float, on_epoch: OnEpoch | None
+    trainer: Trainer,
+    out: Path,
+    resumed: bool,
+    check_lock: Callable[[], None],
+    started: float,
+    on_epoch: OnEpoch | None,
 ) -> list[dict[str, Any]]:
     config, root = trainer.config, trainer.transport.rank == 0
     if trainer.done and resumed:
@@ -123,8 +130,8 @@ def _run(
         while not trainer.done:
             records.append(_epoch(trainer, root))
             with together(trainer.transport):
-                if lock and writer:
-                    lock.check()
+                if writer:
+                    check_lock()
                     writer.write(records[-1])
             checkpoint = config.run.checkpoint
             if checkpoint is not None and (

@@ -14,8 +14,10 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from lbpar.errors import CheckpointError
 
@@ -24,69 +26,57 @@ log = logging.getLogger(__name__)
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID", "OAR_JOB_ID")
 
 
-class RunLock:
-    """Held from making it until `release`; also a context manager. One process of a run makes it.
+@contextmanager
+def run_lock(out: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
+    """Hold a run directory, which exists. One process of a run does.
 
-    Parameters
-    ----------
-    out : path
-        The run directory; it exists.
+    Yields
+    ------
+    callable
+        Raises CheckpointError if it is no longer ours: the file was deleted, or another job took it where the file system
+        knows no locks. Call it before writing.
 
     Raises
     ------
     CheckpointError
         Another job holds it, or the directory cannot be written.
     """
+    path = Path(out) / "run.lock"
+    job = next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
+    me = {"host": platform.node(), "pid": os.getpid(), "job": job, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    text = json.dumps(me)
+    file = _lock(path)
+    while not _lies_at(file, path):  # another job that held it before has removed it in between
+        file.close()
+        file = _lock(path)
 
-    def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.path = Path(out) / "run.lock"
-        job = next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
-        me = {"host": platform.node(), "pid": os.getpid(), "job": job, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        self._text = json.dumps(me)
-        self._file = _lock(self.path)
-        while not self._lies_there():  # whoever held it before has removed it in between
-            self._file.close()
-            self._file = _lock(self.path)
-        self._file.truncate(0)
-        self._file.write(self._text)
-        self._file.flush()
-
-    def check(self) -> None:
-        """Is it still ours? Ask before writing.
-
-        Raises
-        ------
-        CheckpointError
-            It is not: it was deleted, or another job took it where the file system knows no locks.
-        """
+    def check() -> None:
         try:
-            ours = self._lies_there() and self.path.read_text(encoding="utf-8") == self._text
+            ours = _lies_at(file, path) and path.read_text(encoding="utf-8") == text
         except OSError:  # a server that does not answer for a while takes nothing away
             return
         if not ours:
             raise CheckpointError(
-                f"run.out: {self.path} is no longer this job's: {_holder(self.path)}. Nothing more is written; start again with "
+                f"run.out: {path} is no longer this job's: {_holder(path)}. Nothing more is written; start again with "
                 "--resume when nobody else uses the directory."
             )
 
-    def release(self) -> None:
-        """Give it up; a second call does nothing."""
-        if not self._file.closed:
-            if self._lies_there():
-                self.path.unlink(missing_ok=True)
-            self._file.close()
-
-    def _lies_there(self) -> bool:
+    with file:
+        file.truncate(0)
+        file.write(text)
+        file.flush()
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
-        except FileNotFoundError:
-            return False
+            yield check
+        finally:
+            if _lies_at(file, path):
+                path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.release()
+def _lies_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def check_free(out: str | os.PathLike[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,11 @@ def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta:
             try:
                 write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
             except CheckpointError:
-                _drain(blocks)  # the others send them in any case
+                deque(blocks, 0)  # the others send them in any case
                 raise
             prune(directory, keep, (meta.get("best") or {}).get("step"))
         else:
-            _drain(blocks)
-
-
-def _drain(blocks: Iterator[Block]) -> None:
-    for _ in blocks:
-        pass
+            deque(blocks, 0)  # sends this rank's
 
 
 def load(
@@ -78,7 +74,7 @@ def load(
     meta: dict[str, Any] = {}
     with together(transport), uninterrupted(), open_checkpoint(path) as saved:
         meta = saved.meta
-        need(path, meta, ("step", "optimizer", "optimizer_name"))
+        require(path, meta, ("step", "optimizer", "optimizer_name"))
         check(meta)
         if optimizer is not None and meta["optimizer_name"] != optimizer.name:
             raise CheckpointError(
@@ -97,7 +93,7 @@ def load(
     return meta
 
 
-def need(path: Path, meta: Mapping[str, Any], fields: Iterable[str]) -> None:
+def require(path: Path, meta: Mapping[str, Any], fields: Iterable[str]) -> None:
     """Refuse metadata that lack a field."""
     if lacking := [field for field in fields if field not in meta]:
         raise damaged(path, f"its meta.json lacks {', '.join(lacking)}")

@@ -22,11 +22,11 @@ from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
-from lbpar.train.best import Best, EarlyStop, watched
+from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.checkpoint import checkpoint_path, latest
-from lbpar.train.evaluator import CALMER, Evaluator
+from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.norms import check_norms
-from lbpar.train.saving import load, need, save
+from lbpar.train.saving import load, require, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
@@ -107,7 +107,7 @@ class Trainer(Evaluator):
         self.early_stop = EarlyStop(stop) if stop else None
         if stop is not None:
             self._check_metric(stop.metric)
-        metric = watched(c.train, self.test is not None)
+        metric = watched_metric(c.train, self.test is not None)
         self.best = Best(metric) if metric else None
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate")
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
@@ -249,7 +249,7 @@ class Trainer(Evaluator):
         if tested is None and loss > DIVERGED * max(1.0, self._first_loss):
             raise TrainingError(
                 f"step {self.step + 1}: the loss is {loss:.3g}, in the first step it was {self._first_loss:.3g}: "
-                f"training diverges. {CALMER}."
+                f"training diverges. {REMEDY}."
             )
         super()._check_loss(loss, feed, samples, context, tested)
 
@@ -358,7 +358,7 @@ class Trainer(Evaluator):
 
     def _check_fixed(self, path: Path, meta: Mapping[str, Any]) -> None:
         """The seed must be the checkpoint's; data and batch may change between epochs, but not within one."""
-        need(path, meta, ("epoch", "batches", "micro", *self._fixed()))
+        require(path, meta, ("epoch", "batches", "micro", *self._fixed()))
         for name, now in self._fixed().items():
             if meta[name] != now and (name == "seed" or meta["batches"]):
                 where = "data.train: number of samples" if name == "samples" else f"train.{name}"

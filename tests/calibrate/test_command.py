@@ -15,7 +15,7 @@ def test_a_measured_file_is_what_the_planner_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = list(samples())[-4:]
-    monkeypatch.setattr(command, "samples", lambda more: few)
+    monkeypatch.setattr("lbpar.calibrate.samples.samples", lambda more: few)
     path = str(tmp_path / "m.yaml")
     assert command.main(["--out", path, "--name", "here", "--engine", "numpy", "--repeats", "1"]) == 0
     assert "not measured (one rank)" in capsys.readouterr().out
@@ -38,7 +38,7 @@ def test_mistakes_are_said_before_anything_is_measured(
     options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "measure_machine", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("lbpar.calibrate.machine.measure_machine", lambda *_: pytest.fail("measured"))
     with pytest.raises(ConfigError, match=words):
         command.main(options)
 

@@ -13,36 +13,43 @@ import pytest
 from lbpar.errors import CheckpointError
 from lbpar.train import job as jobs
 from lbpar.train import lock
-from lbpar.train.lock import RunLock, check_free
+from lbpar.train.lock import check_free, run_lock
 from tests.util.training import run_file
 
 HOLDER = """
 import sys
-from lbpar.train.lock import RunLock
-lock = RunLock(sys.argv[1])
-print("held", flush=True)
-sys.stdin.read()
+from lbpar.train.lock import run_lock
+with run_lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
 """
+
+
+def hold(path):
+    with run_lock(path):
+        pass
+
+
 ELSEWHERE = json.dumps({"host": "node17", "pid": 5, "job": "3", "since": "2026-01-31 18:02:11"})
 
 
 def test_held_released_and_held_again(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "88412")
-    with RunLock(tmp_path) as first:
-        first.check()
-        for other in (RunLock, check_free):
+    with run_lock(tmp_path) as check:
+        check()
+        for other in (hold, check_free):
             with pytest.raises(CheckpointError) as e:
                 other(tmp_path)
             assert f"process {os.getpid()} on {lock.platform.node()}, job 88412, since 2" in str(e.value)
             assert f"delete {tmp_path / 'run.lock'}" in str(e.value)
     check_free(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with RunLock(tmp_path):
+    with run_lock(tmp_path):
         pass
 
 
 def test_released_when_the_run_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), RunLock(tmp_path):
+    with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -53,14 +60,14 @@ def test_a_job_that_is_gone_holds_nothing(how, tmp_path):
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        for ours in (RunLock, check_free):
+        for ours in (hold, check_free):
             with pytest.raises(CheckpointError, match=f"in use: held by process {other.pid} on"):
                 ours(tmp_path)
         other.kill() if how == "is killed" else other.stdin.close()
         other.wait()
         check_free(tmp_path)
-        with RunLock(tmp_path) as ours:
-            ours.check()
+        with run_lock(tmp_path) as check:
+            check()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -68,9 +75,9 @@ def test_a_job_that_is_gone_holds_nothing(how, tmp_path):
 def test_what_an_earlier_job_left_is_taken_over(text, tmp_path):
     (tmp_path / "run.lock").write_text(text)
     check_free(tmp_path)
-    with RunLock(tmp_path) as ours:
+    with run_lock(tmp_path) as check:
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-        ours.check()
+        check()
         (tmp_path / "run.lock").write_text(text)
         who = (
             "process 5 on node17, job 3, since 2026-01-31 18:02:11" if text == ELSEWHERE else "a job that has not said"
@@ -90,10 +97,10 @@ def test_a_lock_that_was_released_while_we_opened_it_is_made_anew(tmp_path, monk
         return real(file, how)
 
     monkeypatch.setattr(lock.fcntl, "flock", late)
-    with RunLock(tmp_path) as ours:
-        ours.check()
+    with run_lock(tmp_path) as check:
+        check()
         with pytest.raises(CheckpointError, match="in use"):
-            RunLock(tmp_path)
+            hold(tmp_path)
     assert len(calls) == 3
 
 
@@ -102,28 +109,28 @@ def test_without_locks_in_the_file_system_the_later_job_is_noticed(tmp_path, mon
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock.fcntl, "flock", without)
-    with RunLock(tmp_path) as ours:
-        ours.check()
+    with run_lock(tmp_path) as check:
+        check()
         (tmp_path / "run.lock").write_text(ELSEWHERE)
         with pytest.raises(CheckpointError, match="no longer this job's: held by process 5 on node17, job 3"):
-            ours.check()
+            check()
     assert "cannot be locked: No locks available" in caplog.text
 
 
 def test_a_job_that_lost_its_lock_writes_nothing_more(tmp_path):
-    with RunLock(tmp_path) as ours:
+    with run_lock(tmp_path) as check:
         (tmp_path / "run.lock").unlink()
         with pytest.raises(CheckpointError, match="no longer this job's: it was removed"):
-            ours.check()
+            check()
         (tmp_path / "run.lock").write_text(ELSEWHERE)
         with pytest.raises(CheckpointError, match="no longer this job's: held by process 5 on node17"):
-            ours.check()
+            check()
     assert (tmp_path / "run.lock").exists()  # theirs
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
     with pytest.raises(CheckpointError, match="run.lock cannot be written: No such file or directory; choose another"):
-        RunLock(tmp_path / "none")
+        hold(tmp_path / "none")
     check_free(tmp_path / "none")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from lbpar.config.section import Count, Flag, Fraction, Shape
+from lbpar.config.section import BelowOne, Count, Flag, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
@@ -26,7 +26,7 @@ def cosmoflow(
         ),
     ] = "mlperf",
     norm: Annotated[Flag, about("Batch normalisation instead of the convolutions' bias.")] = False,
-    dropout: Annotated[Fraction, about("Rate after the hidden linear layers.")] = 0.5,
+    dropout: Annotated[BelowOne, about("Rate after the hidden linear layers.")] = 0.5,
 ) -> Graph:
     """CosmoFlow: blocks of convolution, leaky ReLU and a halving pool until about 4 x 4 x 4 is left, then three linear layers.
 
