@@ -21,14 +21,6 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def choice(value: Any, what: str, allowed: Sequence[str]) -> Any:
-    """One of some words."""
-    if value not in allowed:
-        hint = nearest(str(value), allowed)
-        raise GraphError(f"{what}: got {value!r}; {hint}expected {', '.join(allowed)}.")
-    return value
-
-
 def known(name: Any, nodes: Collection[str], what: str) -> str:
     """The name of a node that exists."""
     if not isinstance(name, str) or name not in nodes:

@@ -11,7 +11,7 @@ from lbpar.config.layers import LAYERS, Layer
 from lbpar.config.report import check
 from lbpar.config.section import check_shape
 from lbpar.errors import ConfigError, GraphError
-from lbpar.graph.arguments import choice, known, names, plain
+from lbpar.graph.arguments import known, names, plain
 from lbpar.graph.graph import Graph, Node, check_size
 from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
@@ -21,7 +21,7 @@ from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, S
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
-from lbpar.text import shorten
+from lbpar.text import nearest, shorten
 
 O = TypeVar("O", bound=type[Op])
 
@@ -92,7 +92,8 @@ class GraphBuilder:
         """
         word = kind if isinstance(kind, str) else kind.kind
         at = name or word
-        choice(word, f"{at}: op", list(OPS))
+        if word not in OPS:
+            raise GraphError(f"{at}: op: got {word!r}; {nearest(str(word), OPS)}expected {', '.join(OPS)}.")
         try:
             layer = check(LAYERS.sections[word], {"op": word, **plain(options)}, at) if isinstance(kind, str) else kind
         except ConfigError as error:

@@ -86,14 +86,13 @@ def _find(path: str, folder: Path, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}: there is no file {name} beside the run file, in {here}; put it there.")
     try:
         found: Any = _load(Path(here, name)) if file else importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
+    except Exception as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and f"{name}.".startswith(f"{absent}."):
             raise ConfigError(
-                f"{where}: there is no module {error.name}; it is looked for in the current directory ({here}) and "
+                f"{where}: there is no module {absent}; it is looked for in the current directory ({here}) and "
                 "among the installed packages. Check the spelling or set PYTHONPATH."
             ) from None
-        raise ConfigError(f"{where}: importing {name} failed with {_describe(error)}.") from error
-    except Exception as error:
         raise ConfigError(f"{where}: importing {name} failed with {_describe(error)}.") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
