@@ -13,8 +13,7 @@ from lbpar.errors import ConfigError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.models.registry import build_model
-from lbpar.solver.run import Solution
-from lbpar.solver.search import EdgeTable, minimise
+from lbpar.solver.search import EdgeTable, Solution, minimise
 
 
 def alexnet(

@@ -17,7 +17,7 @@ from lbpar.papers.collectives import Link
 from lbpar.papers.optcnn_models import optcnn_graph
 from lbpar.papers.pase_models import pase_graph
 from lbpar.papers.records import LayerRecord
-from lbpar.solver.run import Solution
+from lbpar.solver.search import Solution
 
 
 def pase_search(

@@ -31,8 +31,7 @@ from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.solver.run import Solution
-from lbpar.solver.search import minimise
+from lbpar.solver.search import Solution, minimise
 from lbpar.text import human_bytes, nearest
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.

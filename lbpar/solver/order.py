@@ -7,26 +7,23 @@ tried and the cheapest kept.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from lbpar.solver.factors import Problem
-
-RULES = ("size", "degree")
 
 
 @dataclass(frozen=True)
 class Order:
     """An elimination order and what it would cost.
 
-    ``cells``: sum of the table cells evaluated; ``largest``: of one table; ``kept``: cells of the result tables that
+    ``cells``: sum of the table cells evaluated; ``kept``: cells of the result tables that
     back-substitution needs; ``width``: most neighbours of a variable when it is eliminated. Upper bounds: classes
     may coincide.
     """
 
     sequence: tuple[int, ...]
     cells: int
-    largest: int
     kept: int
     width: int
 
@@ -50,10 +47,8 @@ def plan_order(problem: Problem, rule: str = "size") -> Order:
         for i in touching[v]:
             for u, c in scopes[i].items():
                 classes[u] = min(sizes[u], classes.get(u, 1) * c)
-        own = classes.pop(v, 1)
-        table = own
-        for c in classes.values():
-            table *= c
+        table = prod(classes.values())
+        classes.pop(v, 1)
         return table, classes
 
     def score(v: int) -> tuple[int, ...]:
@@ -65,7 +60,7 @@ def plan_order(problem: Problem, rule: str = "size") -> Order:
     heap = [(k, v) for v, k in keys.items()]  # an entry is stale when its key is no longer the variable's
     heapq.heapify(heap)
     sequence: list[int] = []
-    cells = largest = kept = width = 0
+    cells = kept = width = 0
     while keys:
         key, v = heapq.heappop(heap)
         if keys.get(v) != key:
@@ -73,12 +68,8 @@ def plan_order(problem: Problem, rule: str = "size") -> Order:
         table, classes = seen[v]
         sequence.append(v)
         cells += table
-        largest = max(largest, table)
         width = max(width, len(classes))
-        result = 1
-        for c in classes.values():
-            result *= c
-        kept += result
+        kept += prod(classes.values())
         for i in touching[v]:
             for u in scopes.pop(i):
                 if u != v:
@@ -94,17 +85,10 @@ def plan_order(problem: Problem, rule: str = "size") -> Order:
             seen[u] = look(u)
             keys[u] = score(u)
             heapq.heappush(heap, (keys[u], u))
-    return Order(tuple(sequence), cells, largest, kept, width)
+    return Order(tuple(sequence), cells, kept, width)
 
 
-def best_order(problem: Problem, good_enough: int, rules: Sequence[str] = RULES) -> Order:
-    """The cheapest of the orders that ``rules`` give; stops at the first of at most ``good_enough`` cells."""
-    found: Order | None = None
-    for rule in rules:
-        order = plan_order(problem, rule)
-        if found is None or order.cells < found.cells:
-            found = order
-        if found.cells <= good_enough:
-            break
-    assert found is not None
-    return found
+def best_order(problem: Problem, good_enough: int) -> Order:
+    """The cheaper of the orders by either rule; the first if it takes at most ``good_enough`` cells."""
+    found = plan_order(problem)
+    return found if found.cells <= good_enough else min(found, plan_order(problem, "degree"), key=lambda o: o.cells)

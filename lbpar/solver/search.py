@@ -12,17 +12,50 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lbpar.errors import PlanError
 from lbpar.solver.budget import within_memory
-from lbpar.solver.factors import Classes, Factor, Floats, Ints, Problem, Workshop
-from lbpar.solver.run import Solution, run
+from lbpar.solver.cache import Cache
+from lbpar.solver.factors import Classes, Factor, Floats, Ints, Problem
+from lbpar.solver.run import run
 
 Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The outcome of a search.
+
+    Attributes
+    ----------
+    choice : configuration number of every node.
+    total : objective of ``choice``.
+    bound : no choice costs less than this; equals ``total`` when ``exact``.
+    exact : whether ``total`` is proven minimal.
+    width : most neighbours of a node when it was eliminated (its dependent set).
+    states : table cells evaluated; repeated tables count once.
+    space_size : number of choices, the product of the numbers of configurations.
+    memory : sum of the memory of the chosen configurations, where memory was given.
+    """
+
+    choice: dict
+    total: float
+    width: int
+    states: int
+    space_size: int
+    exact: bool
+    bound: float
+    memory: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """Relative gap (total - bound) / |total|; 0 when exact."""
+        return 0.0 if self.exact or self.total == self.bound else (self.total - self.bound) / abs(self.total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,28 +111,43 @@ def minimise(
         A shape does not fit, a cost is NaN, an edge names an unknown node, every choice is forbidden, or nothing
         fits in ``limit`` (the message gives the smallest footprint).
     """
-    names, problem, workshop = compile_problem(node_costs, edges)
-    space = 1
-    for u in problem.unary:
-        space *= len(u)
-    if limit is not None:
-        return within_memory(names, problem, memory or {}, limit, space, states_limit, gap, seed)
-    found = run(problem, workshop, states_limit, seed)
+    names, problem, cache = compile_problem(node_costs, edges)
+    held = None if memory is None else [_held(n, u, memory) for n, u in zip(names, problem.unary, strict=True)]
+    if limit is None:
+        found = run(problem, cache, states_limit, seed)
+    else:
+        held = held or [np.zeros(u.size) for u in problem.unary]
+        found = within_memory(names, problem, held, limit, states_limit, gap, seed)
     if not np.isfinite(found.total):
         raise PlanError("search: every choice is forbidden (cost inf); allow at least one configuration for each node")
-    used = None
-    if memory is not None:
-        used = float(
-            sum(np.asarray(memory[n], float)[c] for n, c in zip(names, found.choice, strict=True) if n in memory)
+    exact = found.bound >= found.total - 1e-11 * abs(found.total)
+    return Solution(
+        dict(zip(names, found.choice, strict=True)),
+        found.total,
+        found.width,
+        found.cells,
+        prod(u.size for u in problem.unary),
+        exact,
+        found.total if exact else found.bound,
+        None if held is None else float(sum(m[c] for m, c in zip(held, found.choice, strict=True))),
+    )
+
+
+def _held(name: Hashable, unary: Floats, memory: Mapping[Any, ArrayLike]) -> Floats:
+    """What each configuration of a node occupies."""
+    m = np.asarray(memory.get(name, np.zeros(unary.size)), np.float64)
+    if m.shape != unary.shape or not np.isfinite(m).all():
+        raise PlanError(
+            f"search: memory of node {name!r} has shape {m.shape}; expected finite values of shape {unary.shape}"
         )
-    return found.named(names, space, used)
+    return m
 
 
 def compile_problem(
     node_costs: Mapping[Name, ArrayLike], edges: Mapping[tuple[Name, Name], ArrayLike | EdgeTable]
-) -> tuple[list[Name], Problem, Workshop]:
+) -> tuple[list[Name], Problem, Cache]:
     """Check the input and turn it into numbered variables and compressed factors."""
-    workshop = Workshop()
+    cache = Cache()
     names = list(node_costs)
     number = {n: i for i, n in enumerate(names)}
     unary: list[Floats] = []
@@ -107,69 +155,51 @@ def compile_problem(
         u = np.asarray(node_costs[n], np.float64)
         if u.ndim != 1 or u.size == 0:
             raise PlanError(f"search: node {n!r} has costs of shape {u.shape}; expected (k,), k >= 1 configurations")
-        if np.isnan(u).any() or (u == -np.inf).any():
-            raise PlanError(f"search: node {n!r} has a cost that is NaN or -inf at configuration {_first_bad(u)}")
-        unary.append(workshop.intern(u))
+        bad = np.flatnonzero(np.isnan(u) | (u == -np.inf))
+        if bad.size:
+            raise PlanError(f"search: node {n!r} has a cost that is NaN or -inf at configuration {bad[0]}")
+        unary.append(cache.intern(u))
     factors: list[Factor] = []
+    made: dict[int, tuple[Classes, Classes, Floats]] = {}  # by identity: equal edges of a network are one object
     for (a, b), given in edges.items():
         for end in (a, b):
             if end not in number:
                 raise PlanError(f"search: edge {(a, b)!r} names {end!r}, which has no node costs")
         i, j = number[a], number[b]
-        shape = (unary[i].size, unary[j].size)
-        rows, columns, table = _edge((a, b), given, shape, workshop)
+        if id(given) not in made:
+            made[id(given)] = _edge((a, b), given, cache)
+        rows, columns, table = made[id(given)]
+        shape, expected = (rows.index.size, columns.index.size), (unary[i].size, unary[j].size)
+        if shape != expected:
+            raise PlanError(f"search: edge {(a, b)!r} has costs of shape {shape}; its nodes expect {expected}")
         if i == j:
             unary[i] = unary[i] + table[rows.index, columns.index]
         else:
             factors.append(Factor((i, j), (rows, columns), table))
-    return names, Problem(unary, factors), workshop
+    return names, Problem(unary, factors), cache
 
 
-def _edge(
-    name: tuple, given: ArrayLike | EdgeTable, shape: tuple[int, int], workshop: Workshop
-) -> tuple[Classes, Classes, Floats]:
-    known = workshop.recall(("edge", id(given)))
-    if known is not None and known[0].index.size == shape[0] and known[1].index.size == shape[1]:
-        return known
-    if isinstance(given, EdgeTable):
-        _check_edge(name, given.table)
-        if (given.rows.size, given.columns.size) != shape:
-            raise PlanError(
-                f"search: edge {name!r} maps {given.rows.size} x {given.columns.size} configurations; "
-                f"its nodes have {shape[0]} x {shape[1]}"
-            )
-        for side, size in ((given.rows, given.table.shape[0]), (given.columns, given.table.shape[1])):
-            if np.min(side) < 0 or np.max(side) >= size:
-                raise PlanError(
-                    f"search: edge {name!r} maps a configuration outside its table of shape {given.table.shape}"
-                )
-        rows, first = _used(given.rows)  # classes that no configuration has are left out
-        columns, second = _used(given.columns)
-        table = np.asarray(given.table, np.float64)
-        if table.shape != (len(first), len(second)):
-            table = table[np.ix_(first, second)]
-        table = workshop.intern(table)
-        out = (workshop.classes(rows, len(first)), workshop.classes(columns, len(second)), table)
-    else:
-        matrix = np.asarray(given, np.float64)
-        if matrix.shape != shape:
-            raise PlanError(f"search: edge {name!r} has costs of shape {matrix.shape}; its nodes expect {shape}")
-        _check_edge(name, matrix)
-        out = workshop.compress(workshop.intern(matrix))
-    return workshop.remember(("edge", id(given)), out, given)
-
-
-def _check_edge(name: tuple, matrix: Floats) -> None:
-    if np.isnan(matrix).any() or (matrix == -np.inf).any():
+def _edge(name: tuple, given: ArrayLike | EdgeTable, cache: Cache) -> tuple[Classes, Classes, Floats]:
+    """Maps of both sides and the table over their classes."""
+    table = np.asarray(given.table if isinstance(given, EdgeTable) else given, np.float64)
+    if table.ndim != 2:
+        raise PlanError(f"search: edge {name!r} has costs of shape {table.shape}; expected two dimensions")
+    if np.isnan(table).any() or (table == -np.inf).any():
         raise PlanError(f"search: edge {name!r} has a cost that is NaN or -inf")
-
-
-def _first_bad(u: Floats) -> int:
-    return int(np.flatnonzero(np.isnan(u) | (u == -np.inf))[0])
+    if not isinstance(given, EdgeTable):
+        return cache.compress(cache.intern(table))
+    for side, size in zip((given.rows, given.columns), table.shape, strict=True):
+        if np.min(side) < 0 or np.max(side) >= size:
+            raise PlanError(f"search: edge {name!r} maps a configuration outside its table of shape {table.shape}")
+    # Classes that no configuration has are left out.
+    (rows, first), (columns, second) = _used(given.rows), _used(given.columns)
+    if table.shape != (len(first), len(second)):
+        table = table[np.ix_(first, second)]
+    return cache.classes(rows, len(first)), cache.classes(columns, len(second)), cache.intern(table)
 
 
 def _used(index: Ints) -> tuple[Ints, Ints]:
+    """The map over the classes that occur, and which those are."""
     index = np.asarray(index, np.int64)
-    counts = np.bincount(index)
-    used = np.flatnonzero(counts)
-    return (index if used.size == counts.size else np.searchsorted(used, index)), used
+    used = np.flatnonzero(np.bincount(index))
+    return np.searchsorted(used, index), used

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lbpar.solver.exact import solve
-from lbpar.solver.factors import Floats, Ints, Problem, Workshop
-from lbpar.solver.order import best_order
-from lbpar.solver.prune import restrict
+from lbpar.solver.cache import Cache
+from lbpar.solver.exact import solve_within
+from lbpar.solver.factors import Floats, Found, Ints, Problem
+from lbpar.solver.reduce import restrict
 
 SLACK = 1e-11  # relative: rounding must never drop the optimum
 PROMISING = 12  # configurations per node in the small exact search that gives a good choice
@@ -28,20 +28,16 @@ SMALL_SEARCHES = (0, 2, 8, 24)  # after which pairs a small exact search looks f
 FORBIDDEN = 16.0  # times the largest possible total: what stands for a cost of inf
 
 
-@dataclass
+@dataclass(frozen=True)
 class Narrowed:
     """A problem over fewer configurations with the same optimum.
 
-    ``kept``: their original numbers; ``bound``: no choice costs less; ``choice`` (in original numbers, empty if nothing
-    allowed was found) costs ``total``; ``cells``: table cells visited.
+    ``kept``: their original numbers; ``best``: the best choice met, in original numbers (empty if all met are forbidden).
     """
 
     problem: Problem
     kept: list[Ints]
-    bound: float
-    choice: list[int]
-    total: float
-    cells: int
+    best: Found
 
 
 class _Sweeper:
@@ -60,17 +56,7 @@ class _Sweeper:
         for i, f in enumerate(problem.factors):
             for side, v in enumerate(f.scope):
                 self.touching[v].append((i, side))
-        self._segments: dict[int, tuple[Ints, Ints]] = {}
         self.cells = 0
-
-    def least_by_class(self, cost: Floats, factor: int, side: int) -> Floats:
-        """The least of ``cost`` in each class of the factor's variable ``side``."""
-        classes = self.problem.factors[factor].maps[side]
-        if id(classes) not in self._segments:
-            order = np.argsort(classes.index, kind="stable")
-            self._segments[id(classes)] = (order, np.searchsorted(classes.index[order], np.arange(classes.count)))
-        order, starts = self._segments[id(classes)]
-        return np.minimum.reduceat(cost[order], starts)
 
     @property
     def bound(self) -> float:
@@ -110,10 +96,12 @@ class _Sweeper:
             share = 1.0 / max(len(behind), len(ahead), 1)
             rest = cost
             for i, side in ahead:
-                push = share * self.least_by_class(cost, i, side)
+                classes = self.problem.factors[i].maps[side]
+                push = np.full(classes.count, np.inf)
+                np.minimum.at(push, classes.index, share * cost)
                 self.messages[i][side] = self.messages[i][side] - push
                 self.factor_least[i] += push.min()
-                rest = rest - push[self.problem.factors[i].maps[side].index]
+                rest = rest - push[classes.index]
             self.node_least[v] = rest.min()
         return choice
 
@@ -127,12 +115,10 @@ class _Sweeper:
             self.tables[i] = self.tables[i][np.ix_(*old)]
             left, right = self.messages[i]
             self.factor_least[i] = (self.tables[i] - left[:, None] - right[None, :]).min()
-        self.problem = restrict(self.problem, kept, Workshop())
-        self._segments = {}
+        self.problem = restrict(self.problem, kept, Cache())
         self.unary = [u[k] for u, k in zip(self.unary, kept, strict=True)]
-        self.costs = [
-            c[k] for c, k in zip(self.costs, kept, strict=True)
-        ]  # `lows` stay bounds: fewer choices cost no less
+        # `lows` stay bounds: fewer choices cost no less.
+        self.costs = [c[k] for c, k in zip(self.costs, kept, strict=True)]
         self.kept = [old[k] for old, k in zip(self.kept, kept, strict=True)]
         for v, u in enumerate(self.unary):
             for i, side in self.touching[v]:
@@ -178,9 +164,10 @@ def narrow(
         known, count = bound, sum(u.size for u in sweeper.unary)
         candidates = [sweeper.sweep(order), sweeper.sweep(order[::-1])]
         if turn in SMALL_SEARCHES:
-            candidates.append(_small_search(sweeper.problem, sweeper.promising(), exact_cells))
+            small = solve_within(sweeper.problem, sweeper.promising(), lambda order: order.cells <= exact_cells)
+            candidates += [small.choice] if small else []
         for choice in candidates:
-            value = sweeper.problem.total(choice) if choice else np.inf
+            value = sweeper.problem.total(choice)
             if value < total:
                 best, total = [int(k[c]) for k, c in zip(sweeper.kept, choice, strict=True)], value
         bound = max(bound, sweeper.bound)
@@ -193,15 +180,4 @@ def narrow(
         idle = idle + 1 if left > 0.97 * count and bound - known <= 1e-5 * abs(bound) else 0
         if total - bound <= SLACK * abs(bound) or idle >= PATIENCE or (turn and enough(sweeper.problem)):
             break
-    return Narrowed(sweeper.problem, sweeper.kept, bound, best, total, sweeper.cells)
-
-
-def _small_search(problem: Problem, kept: list[Ints], cells: int) -> list[int]:
-    """The best choice among ``kept`` configurations, or nothing where even that is too large."""
-    workshop = Workshop()
-    small = restrict(problem, kept, workshop)
-    order = best_order(small, 1 << 62, ("size",))
-    if order.cells > cells:
-        return []
-    out = solve(small, order.sequence, workshop)
-    return [int(k[c]) for k, c in zip(kept, out.choice, strict=True)]
+    return Narrowed(sweeper.problem, sweeper.kept, Found(best, total, bound, 0, sweeper.cells))
