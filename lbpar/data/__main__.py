@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 from lbpar.config.paths import path_option
 from lbpar.errors import LbparError
@@ -79,23 +79,17 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "info":
             from lbpar.data.info import describe
 
-            _say(describe(args.file, args.x, args.y), sys.stdout)
+            print(describe(args.file, args.x, args.y))
             return 0
         for split in _write(args):
-            _say("\n  ".join([f"{split.origin} -> /{split.name}", *split.remarks]), sys.stdout)
+            print("\n  ".join([f"{split.origin} -> /{split.name}", *split.remarks]))
         from lbpar.data.info import describe
 
-        _say(describe(args.out), sys.stdout)
+        print(describe(args.out))
         return 0
     except LbparError as e:
-        _say(f"lbpar: error: {e}", sys.stderr)
+        print(f"lbpar: error: {e}", file=sys.stderr)
         return 2
-
-
-def _say(text: str, stream: TextIO) -> None:
-    """Print what the stream's encoding cannot hold, names of files and classes above all, in escapes."""
-    encoding = stream.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def _write(args: argparse.Namespace) -> list[Split]:

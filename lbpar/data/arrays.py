@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
-from lbpar.layout.runs import Box, indices, whole
+from lbpar.layout.runs import Box, indices
 
 Array = NDArray[Any]
 
 
-class ArrayDataset:
+class ArrayDataset(Dataset):
     """Samples without targets, read like those of a file.
 
     Parameters
@@ -28,17 +29,15 @@ class ArrayDataset:
 
     def __init__(self, x: Array, normalisation: Normalisation, dtype: DTypeLike) -> None:
         self._x, self.normalisation, self._dtype = x, normalisation, np.dtype(dtype)
-        self.sample_shape: tuple[int, ...] = x.shape[1:]
+        self.name, self.classes = "samples in memory", None
+        self.sample_shape, self.target_shape = x.shape[1:], ()
 
     def __len__(self) -> int:
         return len(self._x)
 
-    def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read`."""
-        box = whole(self.sample_shape) if box is None else box
+    def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._x[np.ix_(samples, *map(indices, box))]
         return self.normalisation(part, self._dtype, indices(box[-1]))
 
-    def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """There are none."""
+    def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         raise DataError("samples in memory have no targets; they can be predicted, not evaluated.")

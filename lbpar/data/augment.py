@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.config.data import Augment
-from lbpar.data.box import Run, check_box
 from lbpar.data.dataset import Dataset
 from lbpar.errors import DataError
-from lbpar.layout.runs import Box, indices, whole
+from lbpar.layout.runs import Box, Runs, indices
 from lbpar.random import bits, fold, integers
 
 Array = NDArray[Any]
@@ -19,7 +18,7 @@ _FLIP, _SHIFT = 4, 5
 _DIMS = 8  # random numbers reserved per sample
 
 
-class AugmentedDataset:
+class AugmentedDataset(Dataset):
     """A dataset whose samples are flipped and shifted at random, as one epoch sees it.
 
     Sample n of epoch e is the original, padded by ``crop_pad`` zeros on each side and cropped to its size at a random
@@ -61,25 +60,18 @@ class AugmentedDataset:
     def __len__(self) -> int:
         return len(self._source)
 
-    def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read`."""
-        box = whole(self.sample_shape) if box is None else box
-        check_box(box, self.sample_shape, self.name)
-        return self._read(self._source.read, np.asarray(samples, np.int64), box)
+    def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
+        return self._moved(self._source.read, samples, box)
 
-    def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read_targets`."""
-        box = whole(self.target_shape) if box is None else box
-        check_box(box, self.target_shape, self.name)
-        if not self._targets_move:
-            return self._source.read_targets(samples, box)
-        return self._read(self._source.read_targets, np.asarray(samples, np.int64), box)
+    def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
+        read = self._source.read_targets
+        return self._moved(read, samples, box) if self._targets_move else read(samples, box)
 
     def close(self) -> None:
         """Close the originals."""
         self._source.close()
 
-    def _read(self, read: Any, samples: NDArray[np.int64], box: Box) -> Array:
+    def _moved(self, read: Any, samples: NDArray[np.int64], box: Box) -> Array:
         flips, shifts = self._draw(samples)
         if not len(samples):
             return np.asarray(read(samples, box))
@@ -97,7 +89,7 @@ class AugmentedDataset:
     ) -> Array:
         """Read samples that are flipped alike."""
         dims = len(self._space)
-        source: list[tuple[Run, ...]] = []
+        source: list[Runs] = []
         index: list[NDArray[np.int64]] = []
         inside: list[NDArray[np.bool_]] = []
         for d, extent in enumerate(self._space):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import DataError
-from lbpar.layout.runs import Box
-
-Run: TypeAlias = tuple[int, int]
+from lbpar.layout.runs import Box, Runs
 
 
 def middle(shape: Sequence[int], most: int) -> Box:
@@ -45,12 +42,12 @@ def check_box(box: Box, shape: Sequence[int], where: str) -> None:
             raise DataError(f"{where}: got runs {runs} in dimension {d}, expected increasing runs inside 0..{extent}.")
 
 
-def to_runs(sorted_indices: NDArray[np.int64]) -> list[Run]:
+def to_runs(sorted_indices: NDArray[np.int64]) -> Runs:
     """Return increasing indices as maximal runs of neighbours."""
     if not len(sorted_indices):
-        return []
+        return ()
     cuts = np.flatnonzero(np.diff(sorted_indices) != 1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(sorted_indices, cuts)]
+    return tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(sorted_indices, cuts))
 
 
 def pieces(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:

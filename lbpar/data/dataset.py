@@ -1,32 +1,21 @@
-"""What a dataset is, and how to open one.
-
-train = open_dataset(config.data, "train", input_shape=(8, 8, 1), classes=10)
-x = train.read(samples, box)              # (len(samples), *box_shape(box))
-y = train.read_targets(samples, box)
-"""
+"""What a dataset is: samples and targets of one split, read in boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from lbpar.config.data import DataConfig
+from lbpar.data.box import check_box
 from lbpar.data.normalise import Normalisation
-from lbpar.data.targets import check_targets
-from lbpar.errors import DataError
-from lbpar.layout.runs import Box
-
-if TYPE_CHECKING:
-    from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.layout.runs import Box, whole
 
 Array = NDArray[Any]
 
 
-class Dataset(Protocol):
+class Dataset(ABC):
     """Samples and targets of one split, read in boxes.
 
     Attributes
@@ -49,7 +38,9 @@ class Dataset(Protocol):
     classes: int | None
     normalisation: Normalisation
 
-    def __len__(self) -> int: ...
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
 
     def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
         """Read a part of some samples.
@@ -65,142 +56,22 @@ class Dataset(Protocol):
         -------
         (n, *box_shape(box)) array of the dataset's floating-point type, a fresh copy
         """
-        ...
+        return self._read(np.asarray(samples, np.int64), self._checked(box, self.sample_shape))
 
     def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
         """Read targets like `read`; int64 labels or floating-point values. The box covers ``target_shape``."""
-        ...
+        return self._read_targets(np.asarray(samples, np.int64), self._checked(box, self.target_shape))
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Release files and memory; reading again reopens."""
-        ...
 
+    @abstractmethod
+    def _read(self, samples: NDArray[np.int64], box: Box) -> Array: ...
 
-def open_dataset(
-    data: DataConfig,
-    split: str = "train",
-    *,
-    input_shape: Sequence[int] | None = None,
-    target_shape: Sequence[int] | None = None,
-    classes: int | None = None,
-    dtype: DTypeLike = np.float32,
-    seed: int = 0,
-    limits: tuple[float, float] | None = None,
-    share: tuple[int, int] = (0, 1),
-    like: Normalisation | None = None,
-) -> Dataset:
-    """Open one split of the data of a run file. Local: every rank may call it alone.
+    @abstractmethod
+    def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array: ...
 
-    Parameters
-    ----------
-    data : DataConfig
-        Section ``data`` of the run file.
-    split : {"train", "test"}
-        Which entry of ``data``; also the group that is used inside the file if the file has one of that name.
-    input_shape : sequence of int, optional
-        Shape of one sample that the network takes; another one is refused. Needed for ``synthetic``.
-    target_shape : sequence of int, optional
-        Shape of one target, () for a label per sample; another one is refused.
-    classes : int, optional
-        Number of classes of the network's output; None if targets are real numbers. Labels outside are refused.
-    dtype : dtype
-        float32 or float64, of what is read.
-    seed : int
-        Of ``synthetic`` samples.
-    limits, share
-        See `lbpar.data.targets.check_targets`: all targets are read once, to find those out of range.
-    like : Normalisation, optional
-        Mean and standard deviation to use instead of the file's: those of the training data, for all that the network sees.
-
-    Raises
-    ------
-    DataError
-        The file is missing, truncated or not HDF5; a dataset is missing or has the wrong shape or type; targets are
-        out of range; ``synthetic`` without ``input_shape``; the run file names no such split.
-    """
-    source = getattr(data, split, None) if split in ("train", "test") else None
-    if source is None:
-        raise DataError(f"data.{split}: not given; name an HDF5 file or `synthetic` in the run file.")
-    if source == "synthetic":
-        from lbpar.data.synthetic import SyntheticDataset
-
-        if input_shape is None:
-            raise DataError(f"data.{split}: synthetic samples need the network's input shape.")
-        return SyntheticDataset(
-            data.samples,
-            tuple(input_shape),
-            tuple(target_shape or ()),
-            classes,
-            dtype=dtype,
-            seed=2 * seed + (split == "test"),
-            cache=data.cache,
-        )
-    from lbpar.data.hdf5 import Hdf5Dataset
-
-    dataset = Hdf5Dataset(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
-    if split == "test":
-        _check_apart(dataset, data)
-    if like is not None:
-        dataset.normalise_like(like)
-    check_dataset(dataset, input_shape, target_shape, classes, limits, share)
-    return dataset
-
-
-def _check_apart(test: Hdf5Dataset, data: DataConfig) -> None:
-    """Refuse to test on the training samples."""
-    from lbpar.data.hdf5 import Hdf5Dataset
-
-    try:
-        train = Hdf5Dataset(data.train, "train", x=data.x, y=data.y)
-    except DataError:  # it may have stayed behind where a finished network is evaluated
-        return
-    if train.identity == test.identity:
-        raise DataError(
-            f"data.test: {test.name} are the training samples. Store both in groups, /train and /test, name another file or group "
-            "(FILE:/GROUP), or leave data.test out."
-        )
-
-
-def check_dataset(
-    dataset: Dataset,
-    input_shape: Sequence[int] | None,
-    target_shape: Sequence[int] | None,
-    classes: int | None = None,
-    limits: tuple[float, float] | None = None,
-    share: tuple[int, int] = (0, 1),
-) -> None:
-    """Refuse a dataset that does not fit a network. See `open_dataset`."""
-    got = dataset.sample_shape
-    if input_shape is not None and got != tuple(input_shape):
-        hint = ""
-        if sorted(got) == sorted(input_shape):
-            hint = " lbpar stores channels last: ([D], H, W, C)."
-        raise DataError(
-            f"{dataset.name}: samples have the shape {got}, expected {tuple(input_shape)}, the network's input.{hint} "
-            "Change `model` (input) or convert the data."
-        )
-    if target_shape is not None and dataset.target_shape != tuple(target_shape):
-        raise DataError(
-            f"{dataset.name}: targets have the shape {dataset.target_shape} per sample, expected {tuple(target_shape)}. "
-            f"{_reshaped(dataset.target_shape, tuple(target_shape), classes)}."
-        )
-    if classes is not None and dataset.classes is None:
-        raise DataError(
-            f"{dataset.name}: targets are real numbers, expected whole-number labels of {classes} classes. Store them as integers, or "
-            "train with a loss of real numbers (mse, bce)."
-        )
-    with closing(dataset):
-        check_targets(dataset, classes, limits, share)
-
-
-def _reshaped(got: tuple[int, ...], wanted: tuple[int, ...], classes: int | None) -> str:
-    """What to do about targets of another shape."""
-    if classes is not None and got == (*wanted, classes):
-        return "These look like one-hot labels: store the number of the class instead, y.argmax(-1)"
-    if got == (*wanted, 1):
-        return "Store them without the last dimension, y[..., 0]"
-    if wanted == (*got, 1):
-        return "Store them with a dimension for the one output, y[..., None], as floating point"
-    if classes is None and wanted[:-1] == got:
-        return f"For labels take the loss cross_entropy or dice; for {wanted[-1]} outputs store as many real numbers"
-    return "Change the network's output, or the targets"
+    def _checked(self, box: Box | None, shape: tuple[int, ...]) -> Box:
+        box = whole(shape) if box is None else box
+        check_box(box, shape, self.name)
+        return box

@@ -20,21 +20,22 @@ from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.paths import as_path
 from lbpar.data.attributes import as_classes, as_numbers, find_attribute
-from lbpar.data.box import check_box, middle, pieces, to_runs
+from lbpar.data.box import middle, pieces, to_runs
 from lbpar.data.checks import check_samples, is_label
+from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.stored import check_stored
 from lbpar.data.targets import target_pieces
 from lbpar.errors import DataError
 from lbpar.hdf5_file import uninterrupted
-from lbpar.layout.runs import Box, box_shape, indices, whole
+from lbpar.layout.runs import Box, box_shape, indices
 from lbpar.text import nearest
 
 Array = NDArray[Any]
 _log = logging.getLogger("lbpar")
 
 
-class Hdf5Dataset:
+class Hdf5Dataset(Dataset):
     """Samples ``x`` and targets ``y`` of one split of a file.
 
     Parameters
@@ -103,20 +104,13 @@ class Hdf5Dataset:
     def __len__(self) -> int:
         return self._length
 
-    def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read`."""
-        box = whole(self.sample_shape) if box is None else box
-        check_box(box, self.sample_shape, self.name)
-        x = self._part(self._x, np.asarray(samples, np.int64), box)
-        return self.normalisation(x, self._dtype, indices(box[-1]))
+    def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
+        return self.normalisation(self._part(self._x, samples, box), self._dtype, indices(box[-1]))
 
-    def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read_targets`."""
+    def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         if not self._targets:
             raise DataError(f"{self.name}: opened without targets; its samples can be predicted, not evaluated.")
-        box = whole(self.target_shape) if box is None else box
-        check_box(box, self.target_shape, self.name)
-        return self._part(self._y, np.asarray(samples, np.int64), box).astype(np.int64 if self._labels else self._dtype)
+        return self._part(self._y, samples, box).astype(np.int64 if self._labels else self._dtype)
 
     def normalise_like(self, other: Normalisation) -> None:
         """Take mean and standard deviation of other data; says so where the file names its own."""
@@ -182,9 +176,8 @@ class Hdf5Dataset:
         with self._errors():
             source = self._open()[name]
             for lo, hi in to_runs(samples):
-                for from_, to in pieces(box):
-                    if all(s.stop > s.start for s in from_):
-                        source.read_direct(out, (slice(lo, hi), *from_), (slice(at, at + hi - lo), *to))
+                for there, here in pieces(box):
+                    source.read_direct(out, (slice(lo, hi), *there), (slice(at, at + hi - lo), *here))
                 at += hi - lo
         return out
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import lru_cache, partial
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lbpar.data.box import check_box
+from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
-from lbpar.layout.runs import Box, box_shape, index_parts, whole
-from lbpar.random import fold, integers, uniform
+from lbpar.layout.runs import Box, box_shape, box_size, index_parts
+from lbpar.random import fold, integers, outer_sum, uniform
 
 Array = NDArray[Any]
 _SAMPLES, _TARGETS = 1, 2
 _PIECE = 1 << 16  # elements drawn at a time
 
 
-class SyntheticDataset:
+class SyntheticDataset(Dataset):
     """Noise with mean 0 and variance 1, with random targets.
 
     Only ``distinct`` different samples exist, repeated over and over: making noise must not dominate a timing run, and
@@ -63,47 +62,32 @@ class SyntheticDataset:
         self.normalisation = Normalisation()
         self._length, self._seed, self._distinct = samples, seed, distinct
         self._room = cache
-        self._kept: OrderedDict[tuple[int, Box], Array] = OrderedDict()
+        self._kept = lru_cache(distinct)(self._one)  # boxes of more than one kind (last batches) push old ones out
 
     def __len__(self) -> int:
         return self._length
 
-    def read(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read`."""
-        box = whole(self.sample_shape) if box is None else box
-        check_box(box, self.sample_shape, self.name)
+    def close(self) -> None:
+        self._kept.cache_clear()
+
+    def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         out = np.empty((len(samples), *box_shape(box)), self.dtype)
-        for row, n in zip(out, np.asarray(samples) % self._distinct, strict=True):
-            row[...] = self._one(int(n), box)
+        one = self._kept if box_size(box) * out.itemsize * self._distinct <= self._room else self._one
+        for row, n in zip(out, (samples % self._distinct).tolist(), strict=True):
+            row[...] = one(n, box)
         return out
 
-    def read_targets(self, samples: NDArray[np.int64], box: Box | None = None) -> Array:
-        """See `lbpar.data.dataset.Dataset.read_targets`."""
-        box = whole(self.target_shape) if box is None else box
-        check_box(box, self.target_shape, self.name)
+    def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         key, classes = fold(self._seed, _TARGETS), self.classes
         draw = partial(uniform, key) if classes is None else partial(integers, key, below=classes)
         out = np.empty((len(samples), *box_shape(box)), self.dtype if classes is None else np.int64)
         return self._fill(out, samples, box, self.target_shape, draw)
 
-    def close(self) -> None:
-        """Forget what was kept."""
-        self._kept.clear()
-
     def _one(self, n: int, box: Box) -> Array:
-        kept = self._kept.get((n, box))
-        if kept is not None:
-            return kept
+        """Sample ``n``, or a part of it."""
         key = fold(self._seed, _SAMPLES)
-        values = np.empty((1, *box_shape(box)), self.dtype)
-        (values,) = self._fill(
-            values, np.array([n]), box, self.sample_shape, lambda where: (uniform(key, where) - 0.5) * sqrt(12)
-        )
-        if values.nbytes * self._distinct <= self._room:
-            self._kept[n, box] = values
-            while len(self._kept) > self._distinct:  # boxes of more than one kind (last batches) push old ones out
-                self._kept.popitem(last=False)
-        return values
+        out = np.empty((1, *box_shape(box)), self.dtype)
+        return self._fill(out, np.array([n]), box, self.sample_shape, lambda i: (uniform(key, i) - 0.5) * sqrt(12))[0]
 
     def _fill(
         self, out: Array, samples: NDArray[np.int64], box: Box, shape: tuple[int, ...], draw: Callable[[Array], Array]
@@ -114,7 +98,7 @@ class SyntheticDataset:
             out[...] = draw(first)
             return out
         rows, *rest = index_parts(box, shape)
-        plane = reduce(np.add.outer, rest, np.zeros((), np.int64))
+        plane = outer_sum(rest)
         step = max(1, _PIECE // max(1, plane.size))
         for row, start in zip(out, first, strict=True):
             for i in range(0, len(rows), step):

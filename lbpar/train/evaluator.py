@@ -15,10 +15,11 @@ from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.data.arrays import ArrayDataset
 from lbpar.data.checksum import checksum, dataset_facts
-from lbpar.data.dataset import Dataset, check_dataset
+from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
-from lbpar.data.prefetch import Prefetcher
+from lbpar.data.open import check_dataset
+from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError, TrainingError
@@ -193,7 +194,7 @@ class Evaluator:
         batches = list(Sampler(len(data), self.batch, shuffle=False).batches(0))
         for n in {len(b) for b in batches}:
             self.worker.executor(n, "evaluate")
-        with Prefetcher(self._reader(data, "evaluate"), batches, self.config.data.prefetch) as feeds:
+        with read_ahead(self._reader(data, "evaluate"), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=True):
                 result = self.worker.run(feed, len(batch), "evaluate")
                 self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)

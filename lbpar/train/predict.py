@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.data.arrays import ArrayDataset
 from lbpar.data.dataset import Dataset
 from lbpar.data.sampler import Sampler
 from lbpar.errors import DataError
@@ -47,7 +46,7 @@ def gather(layout: Layout, block: Array, transport: Transport) -> Array:
     return out
 
 
-def predict(worker: Worker, data: ArrayDataset | Dataset, batch: int) -> Array:
+def predict(worker: Worker, data: Dataset, batch: int) -> Array:
     """The network's output (before the loss), with running statistics and no dropout, on all ranks. Collective over all ranks.
 
     Each rank reads its blocks only of ``data``, the same samples on all ranks, so many as ``batch`` says at a time.

@@ -8,8 +8,9 @@ from lbpar.calibrate.machine import AUTO, machine_of
 from lbpar.config.run_file import RunConfig
 from lbpar.config.training import TrainConfig
 from lbpar.cost.machine import find_machine
-from lbpar.data.dataset import Dataset, open_dataset
+from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
+from lbpar.data.open import open_dataset
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph, Node
 from lbpar.graph.load import load_graph

@@ -13,7 +13,7 @@ from typing import Any
 from lbpar.config.paths import as_path
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
-from lbpar.data.prefetch import Prefetcher
+from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.graph.ops.losses import LOSSES
@@ -184,7 +184,7 @@ class Trainer(Evaluator):
         for n in set(sizes):
             self.worker.executor(n, first)  # made here: the reading thread only looks it up
 
-        with Prefetcher(self._reader(dataset, first), batches, self.config.data.prefetch) as feeds:
+        with read_ahead(self._reader(dataset, first), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, self._await(feeds), strict=False):  # it may end before the feeds do
                 i = self.batches
                 group = sizes[i - i % every : i - i % every + every]

@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -72,13 +73,12 @@ class Counter:
         """A copy of the books: (kind, tag) -> sent."""
         return dict(self._sent)
 
-    def by_kind(self) -> dict[str, Sent]:
-        """Sent per kind: allreduce, reduce_scatter, allgather, alltoall, exchange."""
-        return self._group(0)
-
     def by_tag(self) -> dict[str, Sent]:
         """Sent per tag."""
-        return self._group(1)
+        out: dict[str, Sent] = {}
+        for (_, tag), sent in self._sent.items():
+            out[tag] = out.get(tag, Sent()) + sent
+        return out
 
     def total(self) -> Sent:
         """Everything sent since the last ``reset``."""
@@ -96,12 +96,6 @@ class Counter:
             yield
         finally:
             self._paused -= 1
-
-    def _group(self, part: int) -> dict[str, Sent]:
-        out: dict[str, Sent] = {}
-        for key, sent in self._sent.items():
-            out[key[part]] = out.get(key[part], Sent()) + sent
-        return out
 
 
 class Request(ABC):
@@ -456,6 +450,11 @@ def check_counts(counts: Sequence[int], members: int, call: Call) -> None:
     """Refuse counts that do not fit the group."""
     if len(counts) != members or any(c < 0 for c in counts):
         raise CommError(f"{call.title}: got counts {list(counts)}, expected {members} counts, none negative.")
+
+
+def pieces(counts: Sequence[int]) -> list[slice]:
+    """Where consecutive pieces of these sizes lie."""
+    return [slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def reduce_into(out: np.ndarray, part: np.ndarray, op: Reduction) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from lbpar.errors import CommError
 from lbpar.layout.grid import Axes
+from lbpar.layout.runs import block
 
 
 @dataclass(slots=True)
@@ -59,8 +60,8 @@ class Call:
         """(messages, elements) that ``rank`` sends, by the convention of `lbpar.transport.base`."""
         p, place = len(group), group.index(rank)
         if self.kind == "allreduce":
-            b = block_sizes(self.counts[0], p)[place]
-            return 2 * (p - 1), (self.counts[0] - b) + (p - 1) * b
+            lo, hi = block(0, self.counts[0], p, place)
+            return 2 * (p - 1), self.counts[0] + (p - 2) * (hi - lo)
         if self.kind == "allgather":
             own = self.counts[place]
             return (p - 1 if own else 0), own * (p - 1)
@@ -74,12 +75,6 @@ class Call:
             shown = ", ".join(map(str, self.counts[:8])) + (", ..." if len(self.counts) > 8 else "")
             facts.append(f"counts ({shown})")
         return f"{self.title} [{', '.join(f for f in facts if f)}]"
-
-
-def block_sizes(n: int, parts: int) -> list[int]:
-    """Sizes of ``parts`` blocks of n elements, the first blocks one larger."""
-    q, r = divmod(n, parts)
-    return [q + (i < r) for i in range(parts)]
 
 
 def check_same(calls: Mapping[int, Call], where: str = "") -> None:
@@ -107,24 +102,17 @@ def check_same(calls: Mapping[int, Call], where: str = "") -> None:
             "All ranks of a group must start the same operations in the same order."
         )
     for r, call in sorted(calls.items()):
-        for peer, n in sorted(call.send.items()):
-            if peer not in calls:
-                raise CommError(f"{head}{call.title}: rank {r} sends to rank {peer}, not in its group {_few(calls)}.")
-            want = calls[peer].recv.get(r, 0)
-            if want != n:
-                raise CommError(
-                    f"{head}{call.title}: rank {r} sends {n} elements to rank {peer}, but rank {peer} expects {want}."
-                )
-        for peer, n in sorted(call.recv.items()):
-            if peer not in calls:
-                raise CommError(
-                    f"{head}{call.title}: rank {r} expects data of rank {peer}, not in its group {_few(calls)}."
-                )
-            have = calls[peer].send.get(r, 0)
-            if have != n:
-                raise CommError(
-                    f"{head}{call.title}: rank {r} expects {n} elements of rank {peer}, but rank {peer} sends {have}."
-                )
+        for pairs, ours, theirs in (
+            (call.send, "sends {} elements to", "expects"),
+            (call.recv, "expects {} elements of", "sends"),
+        ):
+            for peer, n in sorted(pairs.items()):
+                said = f"{head}{call.title}: rank {r} {ours.format(n)} rank {peer}"
+                if peer not in calls:
+                    raise CommError(f"{said}, not in its group {_few(calls)}.")
+                there = (calls[peer].recv if pairs is call.send else calls[peer].send).get(r, 0)
+                if there != n:
+                    raise CommError(f"{said}, but rank {peer} {theirs} {there}.")
 
 
 def _few(ranks: Any) -> str:

@@ -208,15 +208,6 @@ def run_main(main: Callable[[], int | None]) -> int:
     return 0
 
 
-@contextmanager
-def abort_on_error(transport: Transport) -> Iterator[None]:
-    """Inside this block an exception of one rank prints and ends the job. For programs with a main of their own."""
-    try:
-        yield
-    except Exception as e:  # noqa: BLE001  whatever it is, the others must not wait for this rank
-        transport.abort(_describe(e, transport.rank, transport.size))
-
-
 class _Job:
     """What ``run_main`` knows of the other ranks."""
 

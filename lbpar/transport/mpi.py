@@ -24,8 +24,10 @@ import ctypes
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,7 +35,7 @@ import numpy as np
 from lbpar.engine.device import Event
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import Array, Counter, Done, Request, Transport, proper_axes, reduce_into
+from lbpar.transport.base import Array, Counter, Done, Request, Transport, pieces, proper_axes, reduce_into
 from lbpar.transport.calls import Call
 from lbpar.transport.watch import START, Watch, hang_seconds
 
@@ -120,7 +122,7 @@ class MpiTransport(Transport):
             patient = per_core > 1 if self._mpi.get_vendor()[0] == "Open MPI" else per_core >= OVERSUBSCRIBED
         self._patient = patient
         self._comms: dict[Axes, Any] = {}
-        self._order: dict[Axes, int] = {}
+        self._order: dict[Axes, Iterator[int]] = defaultdict(count)
         self._closed = False
 
     def prepare(self, axes_sets: Iterable[Axes]) -> None:
@@ -187,7 +189,7 @@ class MpiTransport(Transport):
         return _MpiRequest(self, call, requests, buf, out)
 
     def _alltoall(self, call: Call, comm: Any, place: int, buf: Array, out: Array) -> Request:
-        sends, recvs = _pieces(buf, list(call.send.values())), _pieces(out, list(call.recv.values()))
+        sends, recvs = _pieces(buf, call.send.values()), _pieces(out, call.recv.values())
         recvs[place][:] = sends[place]
         return _MpiRequest(self, call, self._messages(call, comm, sends, recvs, place), buf, out)
 
@@ -242,24 +244,16 @@ class MpiTransport(Transport):
 
     def _messages(self, call: Call, comm: Any, sends: Sequence[Array], recvs: Sequence[Array], place: int) -> list[Any]:
         """Start the messages between this member and all others; chunks of one piece arrive in the order sent."""
-        order = self._order.get(call.axes, 0)
-        self._order[call.axes] = order + 1
         # All members number their exchanges alike, so two outstanding ones of a pair never meet.
-        tag = order % TAGS
+        tag = next(self._order[call.axes]) % TAGS
         with self._errors(call.title):
-            requests = [
-                comm.Irecv(part, i, tag)
-                for i, piece in enumerate(recvs)
+            return [
+                start(part, i, tag)
+                for start, arrays in ((comm.Irecv, recvs), (comm.Isend, sends))
+                for i, piece in enumerate(arrays)
                 if i != place
                 for part in _chunks(piece, self._limit)
             ]
-            requests += [
-                comm.Isend(part, i, tag)
-                for i, piece in enumerate(sends)
-                if i != place
-                for part in _chunks(piece, self._limit)
-            ]
-        return requests
 
     def _op(self, call: Call) -> Any:
         return self._mpi.SUM if call.op == "sum" else self._mpi.MAX
@@ -384,14 +378,8 @@ def node_share(comm: Any) -> tuple[int, int]:
 
 
 def _chunks(buf: np.ndarray, limit: int) -> list[np.ndarray]:
-    if 0 < buf.size <= limit:
-        return [buf]
     return [buf[i : i + limit] for i in range(0, buf.size, limit)]
 
 
-def _pieces(buf: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
-    out, start = [], 0
-    for n in counts:
-        out.append(buf[start : start + n])
-        start += n
-    return out
+def _pieces(buf: np.ndarray, counts: Iterable[int]) -> list[np.ndarray]:
+    return [buf[part] for part in pieces(list(counts))]

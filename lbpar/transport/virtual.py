@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -26,8 +27,9 @@ import numpy as np
 from lbpar.engine.device import Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
-from lbpar.transport.base import Counter, Request, Transport, reduce_into
-from lbpar.transport.calls import Call, block_sizes, check_same
+from lbpar.layout.runs import block
+from lbpar.transport.base import Counter, Request, Transport, pieces, reduce_into
+from lbpar.transport.calls import Call, check_same
 
 T = TypeVar("T")
 
@@ -100,28 +102,26 @@ class VirtualTransport(Transport):
         self.grid = world.grid
         self.rank, self.size = rank, world.grid.size
         self.counter = Counter()
-        self._order: dict[tuple[int, ...], int] = {}
+        self._order: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        request = self._post(Call("bcast", f"root {root}", self.grid.axes), _pack(obj if self.rank == root else None))
-        if self.rank == root:
-            request.leave()
-            return obj
-        return pickle.loads(request.wait()[root])
+        found = self._collect("bcast", obj if self.rank == root else None, f"root {root}")
+        return obj if self.rank == root else found[root]
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
-        request = self._post(Call("gather", f"root {root}", self.grid.axes), _pack(obj))
-        if self.rank != root:
-            request.leave()
-            return None
-        return [pickle.loads(b) for b in _ordered(request.wait())]
+        found = self._collect("gather", obj, f"root {root}")
+        return found if self.rank == root else None
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = self._post(Call("allgather_obj", "", self.grid.axes), _pack(obj)).wait()
-        return [pickle.loads(b) for b in _ordered(found)]
+        return self._collect("allgather_obj", obj)
 
     def barrier(self) -> None:
-        self._post(Call("barrier", "", self.grid.axes), b"").wait()
+        self._collect("barrier", None)
+
+    def _collect(self, kind: str, obj: Any, tag: str = "") -> list[Any]:
+        """Copies of the objects of all ranks, in rank order."""
+        found = self._post(Call(kind, tag, self.grid.axes), pickle.dumps(obj)).wait()
+        return [pickle.loads(found[rank]) for rank in sorted(found)]
 
     def abort(self, message: str) -> NoReturn:
         raise CommError(f"rank {self.rank} aborted the job: {message}")
@@ -131,9 +131,7 @@ class VirtualTransport(Transport):
 
     def _post(self, call: Call, buf: Any, out: Any = None) -> _VirtualRequest:
         group = self.group(call.axes)
-        order = self._order.get(group, 0)
-        self._order[group] = order + 1
-        meeting = self.world._meet(self.rank, call, group, order)
+        meeting = self.world._meet(self.rank, call, group, next(self._order[group]))
         meeting.post(self.rank, call, buf, out)
         return _VirtualRequest(self, meeting, buf, out)
 
@@ -159,11 +157,8 @@ class _Meeting:
         if self.world.strict:
             self.copies[rank] = [b.copy() for b in _arrays(buf)]
 
-    def ready(self, rank: int) -> bool:
-        """Everyone ``rank`` needs has come. A broadcast needs only its root."""
-        call = self.calls[rank]
-        if call.kind == "bcast":
-            return int(call.tag.split()[1]) in self.calls or len(self.calls) == len(self.group)
+    def ready(self) -> bool:
+        """All members have come."""
         return len(self.calls) == len(self.group)
 
     def missing_error(self) -> CommError:
@@ -186,13 +181,15 @@ class _Meeting:
             a.tobytes() != b.tobytes() for a, b in zip(_arrays(self.bufs[rank]), self.copies.get(rank, ()), strict=True)
         ):
             raise CommError(f"{call}: rank {rank} changed a buffer between start and wait.")
-        if not self.done and len(self.calls) == len(self.group):  # a broadcast needs its root alone
+        if not self.done:
             check_same(self.calls, f"operation {self.key[1]} of group {list(self.group)}")
             perform = getattr(self, f"_{call.kind}", None)  # control has all that it needs in `bufs`
             if perform is not None:
                 perform(call)
             self.done = True
-        self.leave(rank)
+        self.taken.add(rank)
+        if len(self.taken) == len(self.group):
+            self.world._meetings.pop(self.key, None)
         if call.dtype is None:
             return self.bufs
         if call.kind == "allreduce":
@@ -200,22 +197,16 @@ class _Meeting:
             return self.bufs[rank]
         return self.outs[rank]
 
-    def leave(self, rank: int) -> None:
-        """``rank`` needs nothing more of this operation."""
-        self.taken.add(rank)
-        if len(self.taken) == len(self.group):
-            self.world._meetings.pop(self.key, None)
-
     def _allreduce(self, call: Call) -> None:
         # Direct reduce-scatter, then allgather. Empty blocks travel as well: the convention counts 2 (p - 1) messages.
-        sizes = block_sizes(call.counts[0], len(self.group))
-        for owner, part in zip(self.group, _slices(sizes), strict=True):
+        parts = (slice(*block(0, call.counts[0], len(self.group), i)) for i in range(len(self.group)))
+        for owner, part in zip(self.group, parts, strict=True):
             total = self._reduced(call, part, owner, True)
             for target in self.group:
                 self.outs[target][part] = self.world._pass(total, owner, target, call, True)
 
     def _reduce_scatter(self, call: Call) -> None:
-        for target, part in zip(self.group, _slices(call.counts), strict=True):
+        for target, part in zip(self.group, pieces(call.counts), strict=True):
             self.outs[target] = self._reduced(call, part, target)
 
     def _reduced(self, call: Call, part: slice, target: int, empty_too: bool = False) -> np.ndarray:
@@ -230,15 +221,15 @@ class _Meeting:
         return total
 
     def _allgather(self, call: Call) -> None:
-        for source, part in zip(self.group, _slices(call.counts), strict=True):
+        for source, part in zip(self.group, pieces(call.counts), strict=True):
             for target in self.group:
                 self.outs[target][part] = self.world._pass(self.bufs[source], source, target, call)
 
     def _alltoall(self, call: Call) -> None:
         for target in self.group:
-            for source, place in zip(self.group, _slices(list(self.calls[target].recv.values())), strict=True):
-                pieces = dict(zip(self.group, _slices(list(self.calls[source].send.values())), strict=True))
-                piece = self.bufs[source][pieces[target]]
+            for source, place in zip(self.group, pieces(list(self.calls[target].recv.values())), strict=True):
+                own = dict(zip(self.group, pieces(list(self.calls[source].send.values())), strict=True))
+                piece = self.bufs[source][own[target]]
                 self.outs[target][place] = self.world._pass(piece, source, target, call)
 
     def _exchange(self, call: Call) -> None:
@@ -254,22 +245,18 @@ class _VirtualRequest(Request):
         self._rank, self._meeting = transport.rank, meeting
 
     def _finish(self) -> Event:
-        if not self._meeting.ready(self._rank):
+        if not self._meeting.ready():
             threads = self._meeting.world._threads
-            if threads is None or not threads.wait_until(self._rank, lambda: self._meeting.ready(self._rank)):
+            if threads is None or not threads.wait_until(self._rank, lambda: self._meeting.ready()):
                 raise self._meeting.missing_error()
         self._result = self._meeting.take(self._rank)
 
-    def leave(self) -> None:
-        """This rank takes no result."""
-        self._meeting.leave(self._rank)
-
     def test(self) -> bool:
-        if not self._waited and not self._meeting.ready(self._rank):
+        if not self._waited and not self._meeting.ready():
             threads = self._meeting.world._threads
             if threads is not None:
                 threads.pass_on(self._rank)
-        return self._waited or self._meeting.ready(self._rank)
+        return self._waited or self._meeting.ready()
 
 
 class _RoundRobin:
@@ -345,17 +332,3 @@ class _RoundRobin:
 
 def _arrays(buf: Any) -> list[np.ndarray]:
     return [b for b in (buf.values() if isinstance(buf, Mapping) else [buf]) if isinstance(b, np.ndarray)]
-
-
-def _slices(counts: Sequence[int]) -> list[slice]:
-    """Consecutive pieces of these sizes."""
-    ends = list(accumulate(counts))
-    return [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]
-
-
-def _ordered(found: Mapping[int, bytes]) -> list[bytes]:
-    return [found[rank] for rank in sorted(found)]
-
-
-def _pack(obj: Any) -> bytes:
-    return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)

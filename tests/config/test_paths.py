@@ -12,8 +12,8 @@ from lbpar.config.paths import as_path
 from lbpar.config.run_file import dump, parse_run
 from lbpar.cost.machine import find_machine
 from lbpar.data.convert import convert
-from lbpar.data.dataset import open_dataset
 from lbpar.data.info import describe
+from lbpar.data.open import open_dataset
 from lbpar.errors import ConfigError
 from lbpar.plan.command import main as plan_command
 

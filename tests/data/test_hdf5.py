@@ -12,9 +12,9 @@ import pytest
 
 from lbpar.config.data import DataConfig
 from lbpar.data import targets
-from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.info import describe
+from lbpar.data.open import open_dataset
 from lbpar.data.targets import check_targets
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError

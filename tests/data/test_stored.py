@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from lbpar.config.data import DataConfig
-from lbpar.data.dataset import open_dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.info import describe
+from lbpar.data.open import open_dataset
 from lbpar.errors import DataError
 
 X = np.random.default_rng(0).standard_normal((8, 4, 2))

@@ -15,7 +15,7 @@ import pytest
 from lbpar.errors import CommError, ConfigError
 from lbpar.layout.grid import Grid
 from lbpar.transport.checked import CheckedTransport
-from lbpar.transport.launch import abort_on_error, check_world, connect, launched_ranks, run_main, self_test
+from lbpar.transport.launch import check_world, connect, launched_ranks, run_main, self_test
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
 from lbpar.transport.watch import START, Watch, hang_seconds
@@ -124,15 +124,6 @@ def test_run_main_on_one_rank(alone: None, capsys: pytest.CaptureFixture[str]) -
     assert err.startswith("Traceback") and "ZeroDivisionError: 1/0" in err and "in run_main" not in err
 
 
-def test_abort_on_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), abort_on_error(SingleTransport()):
-        raise ConfigError("wrong")
-    assert capsys.readouterr().err == "lbpar: error: wrong\n"
-    world = VirtualWorld(Grid((2,)))
-    with pytest.raises(CommError, match="lbpar: error: rank 1: wrong"), abort_on_error(world.transport(1)):
-        raise ConfigError("wrong")
-
-
 JOB = """
 import os, signal, sys, time
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0) == 1:
@@ -142,18 +133,13 @@ if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0
         sys.modules["mpi4py"] = None
 import numpy as np
 from lbpar.errors import ConfigError
-from lbpar.transport.launch import abort_on_error, connect, run_main
+from lbpar.transport.launch import connect, run_main
 
 def main():
     mode = sys.argv[1]
     if mode == "all fail before":
         raise ConfigError("run.yaml: field is wrong")
     t = connect()
-    if mode == "library":
-        with abort_on_error(t):
-            if t.rank == 1:
-                raise ConfigError("only here")
-            t.barrier()
     if mode == "all differ":
         t.exchange({(t.rank + 1) % t.size: np.ones(10**6)}, {}, "f8", t.grid.axes)   # left under way
         raise ConfigError(f"mine is {t.rank // 2}")
@@ -205,9 +191,8 @@ def job(mpirun: list[str], mode: str, **env: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("mode", ["one fails", "library"])
-def test_one_failing_rank_ends_the_job(mpirun: list[str], mode: str) -> None:
-    done = job(mpirun, mode)
+def test_one_failing_rank_ends_the_job(mpirun: list[str]) -> None:
+    done = job(mpirun, "one fails")
     assert done.returncode != 0
     assert done.stderr.count("lbpar: error: rank 1: only here") == 1
     assert "Traceback" not in done.stderr
