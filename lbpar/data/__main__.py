@@ -94,40 +94,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def _write(args: argparse.Namespace) -> list[Split]:
     """What was converted, with what there is to say about it."""
-    if args.command == "convert":
+    given = dict(vars(args))
+    command, out = given.pop("command"), given.pop("out")
+    if command == "convert":
         from lbpar.data.convert import convert
 
-        return convert(
-            args.source,
-            args.out,
-            split=args.split,
-            channels=args.channels,
-            classes=args.classes,
-            gzip=args.gzip,
-            normalise=args.normalise,
-            overwrite=args.overwrite,
-        )
+        return convert(given.pop("source"), out, **given)
     from lbpar.data.make import make_digits, make_synthetic
 
-    if args.kind == "synthetic":
-        make_synthetic(
-            args.out,
-            args.shape,
-            args.samples,
-            args.test_samples,
-            args.classes,
-            args.per_voxel,
-            args.uint8,
-            args.seed,
-            args.overwrite,
-        )
+    kind, size, gzip = given.pop("kind"), given.pop("size"), given.pop("gzip")
+    if kind == "synthetic":
+        make_synthetic(out, given.pop("shape"), **given)
     else:
-        make_digits(
-            args.out,
-            args.size if args.size is not None else 64 if args.kind == "digits64" else 8,
-            args.gzip,
-            args.overwrite,
-        )
+        make_digits(out, size if size is not None else 64 if kind == "digits64" else 8, gzip, args.overwrite)
     return []
 
 

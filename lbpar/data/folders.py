@@ -191,7 +191,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """What is in a folder, in order, but for what operating systems and programs keep there for themselves."""
+    """What is in a folder, in order, except for what operating systems and programs keep there for themselves."""
     try:
         return sorted(f for f in folder.iterdir() if f.name[0] != "." and f.name.lower() not in _NOT_DATA)
     except OSError as e:

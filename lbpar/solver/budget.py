@@ -2,11 +2,10 @@
 
 For a price lambda per unit of memory, minimising cost + lambda * memory is a search without a limit, and its value less
 lambda * limit is a lower bound. The best price is found by walking the lower convex hull of (memory, cost) between one
-choice that fits and one that does not. The
-points of the hull are repaired and improved into fitting choices. Where hull and best fitting choice do not meet,
-configurations whose own bound exceeds that choice are dropped, then the node with the largest difference of memory
-between the two is split in two and both halves are bounded again, best bound first. The answer is exact when the bounds
-meet; otherwise the gap is reported.
+choice that fits and one that does not. The points of the hull are repaired and improved into fitting choices. Where hull
+and best fitting choice do not meet, configurations whose own bound exceeds that choice are dropped, then the node with the
+largest difference of memory between the two is split in two and both halves are bounded again, best bound first. The answer
+is exact when the bounds meet; otherwise the gap is reported.
 """
 
 from __future__ import annotations

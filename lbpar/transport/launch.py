@@ -242,8 +242,8 @@ class _Job:
         if not code:
             if others is None:
                 print(
-                    f"lbpar: rank {self.rank} called sys.exit(0) {LEAVE_SECONDS:g} s ago, but not all ranks did; whoever waits for it "
-                    "waits in vain. Return from main on all ranks instead.",
+                    f"lbpar: rank {self.rank} called sys.exit(0) {LEAVE_SECONDS:g} s ago, but not all ranks did; those that wait for it "
+                    "wait for ever. Return from main on all ranks instead.",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -338,9 +338,7 @@ def _describe(error: BaseException, rank: int, size: int) -> str:
     if isinstance(error, LbparError):
         return f"lbpar: error: {who}{error}"
     if isinstance(error, MemoryError):
-        return (
-            f"lbpar: error: {who}out of memory: {error or 'no more to be had'}; use more processes or a smaller batch."
-        )
+        return f"lbpar: error: {who}out of memory: {error or 'no more could be allocated'}; use more processes or a smaller batch."
     if isinstance(error, KeyboardInterrupt):
         return "lbpar: interrupted" if rank == 0 else ""
     if isinstance(error, SystemExit):

@@ -3,8 +3,8 @@
 Open MPI gives rank 0 a pseudo-terminal for standard output even if its own goes to a file, and a pipe for standard
 error even on a terminal; and it holds back what does not end a line, so that a progress bar would show only when it is
 over. So where a launcher started this process, the launcher's own files are looked at (Linux' ``/proc``), and if they
-are a terminal, it is written to directly. Where that cannot be done (another node, another system), nobody is taken to
-watch.
+are a terminal, it is written to directly. Where that cannot be done (another node, another system), it is assumed
+that nobody watches.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ Array = Any
 
 FLOOR = 1e-3
 """Tensors smaller than this part of the largest of their kind count as if they were that large: the gradient of a bias
-before a batch norm, say, is zero but for rounding."""
+before a batch norm, say, is zero except for rounding."""
 
 NOISE = 1e-12
 """Gradients smaller than this part of the largest one are rounding."""
@@ -54,14 +54,11 @@ class Parity:
     tensors : dict
         Worst relative difference per tensor; infinite where a value is not a number.
     sent : dict
-        Bytes that all ranks together sent, per kind of move, as counted by the transport.
-    predicted : dict
-        The same as the program says.
+        Bytes that all ranks together sent, per kind of move, as counted by the transport and said by the program.
     """
 
     tensors: dict[str, float] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
-    predicted: dict[str, int] = field(default_factory=dict)
 
     @property
     def worst(self) -> float:
@@ -217,7 +214,7 @@ class Reference:
         return relative([parts])
 
     def _cancelled(self) -> set[str]:
-        """Parameters whose gradient is zero but for rounding. Adam and its kin divide it by its own size, so that their
+        """Parameters whose gradient is zero except for rounding. Adam and its kin divide it by its own size, so that their
         updates of these are rounding too, but not small; their gradients are compared all the same."""
         sizes = {v.removesuffix(":grad"): largest(a) for v, a in self.values.items() if v.endswith(":grad")}
         limit = NOISE * max(sizes.values(), default=0.0)
@@ -242,7 +239,7 @@ def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = Non
     world.run(lambda t: late[t.rank]())
     counted = [{tag: s.bytes for tag, s in t.counter.by_tag().items()} for t in world.transports]
     parts = [reference.differences(executors[-1]) for executors in ranks]
-    return Parity(relative(parts), *_bytes(programs, engine.dtype, counted))
+    return Parity(relative(parts), _bytes(programs, engine.dtype, counted))
 
 
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: Engine | None = None) -> Parity:
@@ -255,7 +252,7 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: E
         executor.run(update.feeds(executor))
     counted = transport.allgather_obj({tag: s.bytes for tag, s in transport.counter.by_tag().items()})
     parts = transport.allgather_obj(reference.differences(executors[-1]))
-    return Parity(relative(parts), *_bytes(programs, engine.dtype, counted))
+    return Parity(relative(parts), _bytes(programs, engine.dtype, counted))
 
 
 def _put_off(executor: Executor) -> Callable[[], None]:
@@ -271,10 +268,8 @@ def _put_off(executor: Executor) -> Callable[[], None]:
     return catch_up
 
 
-def _bytes(
-    programs: Sequence[Program], dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that all ranks sent in all batches and those that the programs say, per kind of move."""
+def _bytes(programs: Sequence[Program], dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes that all ranks sent in all batches, per kind of move; they must be what the programs say."""
     sent: dict[str, int] = {}
     predicted: dict[str, int] = {}
     kinds: dict[str, MoveKind] = {}
@@ -292,7 +287,7 @@ def _bytes(
         raise CommError(
             f"verify: the transport counted {sent} bytes, the program says {predicted}; this is a defect of lbpar."
         )
-    return sent, predicted
+    return sent
 
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:

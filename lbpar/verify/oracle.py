@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,25 +31,19 @@ class RoundedEngine(NumpyEngine):
     rounding of operands alone moves that of a deep network by tens of per cent.
     """
 
-    def conv_forward(
-        self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
-    ) -> Array:
-        return super().conv_forward(rounded(x), rounded(w), b, win, groups, out_spatial)
 
-    def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
-        return super().conv_backward_data(rounded(dy), rounded(w), win, groups, in_spatial)
+def _rounding_operands(name: str) -> Callable[..., Any]:
+    """A product of the reference whose first two arguments are rounded."""
 
-    def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
-        return super().conv_backward_weights(rounded(x), rounded(dy), win, groups, out)
+    def product(self: RoundedEngine, a: Array, b: Array, *rest: Any, **named: Any) -> Any:
+        return getattr(super(RoundedEngine, self), name)(rounded(a), rounded(b), *rest, **named)
 
-    def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
-        return super().linear_forward(rounded(x), rounded(w), b)
+    return product
 
-    def linear_backward_data(self, dy: Array, w: Array) -> Array:
-        return super().linear_backward_data(rounded(dy), rounded(w))
 
-    def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
-        return super().linear_backward_weights(rounded(x), rounded(dy), out)
+for _name in ("forward", "backward_data", "backward_weights"):
+    for _kind in ("conv", "linear"):
+        setattr(RoundedEngine, f"{_kind}_{_name}", _rounding_operands(f"{_kind}_{_name}"))
 
 
 class HalvedEngine(NumpyEngine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -13,7 +13,7 @@ from lbpar.config.section import MOST
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
-from lbpar.graph.norm_stats import with_norm_stats
+from lbpar.graph.norm_stats import norms, with_norm_stats
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
@@ -23,7 +23,6 @@ from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike
 from lbpar.verify.compare import Parity, Reference, Update, measure, verify_mpi, verify_virtual
-from lbpar.verify.norms import kept_apart
 from lbpar.verify.oracle import oracle, rounding
 from lbpar.verify.plans import random_plan
 
@@ -276,3 +275,17 @@ def named_plans(name: str, plan: Plan, graph: Graph, batch: int, count: int, see
     random = Random(seed)
     procs = plan.grid.size
     return [(name, plan), *((f"random {i + 1}", random_plan(graph, batch, procs, random)) for i in range(count))]
+
+
+def kept_apart(graph: Graph, plans: Iterable[Plan], batch: int) -> tuple[str, ...]:
+    """Norms that under some plan normalise with the statistics of a part of what one rank normalises with.
+
+    Those are the ones with ``stats: sample`` or ``local`` whose plan splits a loop over which these stay separate.
+    """
+    plans = tuple(plans)
+    out = []
+    for node in norms(graph):
+        apart = node.op.varying(graph.input_shapes(node.name, batch))  # type: ignore[attr-defined]
+        if any(plan.ways(node.name).get(loop, 1) > 1 for plan in plans for loop in apart):
+            out.append(node.name)
+    return tuple(out)
