@@ -26,7 +26,7 @@ struct MatrixOutput : Output<T, S, Index> {
 };
 
 template <class Math, class Index, bool A_K, bool B_K, int BM, int BN, int WM, int STAGES, int VEC_A, int VEC_B>
-__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B>())) gemm(
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B, !A_K && !B_K>())) gemm(
     typename Arithmetic<Math>::Element* c, typename Arithmetic<Math>::Sum* partial, const typename Arithmetic<Math>::Element* a,
     const typename Arithmetic<Math>::Element* b, const typename Arithmetic<Math>::Element* bias, const __grid_constant__ GemmSizes z) {
     using Kind = Shape<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>;

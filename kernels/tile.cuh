@@ -47,11 +47,12 @@ struct Shape {
 };
 
 // Blocks that a multiprocessor should hold at once, which bounds registers: where nothing but whole vectors is copied they suffice.
-template <class Math, int BM, int BN, int WM, int VEC_A, int VEC_B, bool ADJOINT = false>
+// MANY: of a kernel that needs more than its sums do, where those fill registers as it is.
+template <class Math, int BM, int BN, int WM, int VEC_A, int VEC_B, bool MANY = false>
 __host__ __device__ constexpr int blocks_of() {
     using T = typename Arithmetic<Math>::Element;
     if (MMA_ARCH < 800 || VEC_A * sizeof(T) < 16 || VEC_B * sizeof(T) < 16) return 1;
-    if (BM / WM * BN == 256) return ADJOINT && Arithmetic<Math>::FUSED ? 1 : 2;
+    if (BM / WM * BN == 256) return MANY && Arithmetic<Math>::FUSED ? 1 : 2;
     return BM * BN > 64 * 64 || sizeof(T) == 8 ? 2 : 4;
 }
 
@@ -131,7 +132,7 @@ struct Tile {
     using A = Loader<OperandA, Shape, Shape::BM, Shape::VEC_A>;
     using B = Loader<OperandB, Shape, Shape::BN, Shape::VEC_B>;
     static constexpr int WM = Shape::WM, WN = Shape::WN, STAGE = A::SIZE + B::SIZE, STAGES = Shape::STAGES;
-    static constexpr int ROW = WN + 4;  // of the sums that a warp stages for its stores
+    static constexpr int ROW = WN + 8;  // of the sums that a warp stages for its stores: lanes write 8 bytes without conflicts
 
     S sums[WM / F::M][WN / F::N][F::SUMS];
 
@@ -170,12 +171,15 @@ struct Tile {
         }
     }
 
-    // Hands the sums to `out.store(row, n, values)`, V neighbours along n at a time, `row` being what `out.row(m)` gave.
+    // Hands the sums to `out.store`, V neighbours along n at a time, by way of shared memory so that a warp writes whole lines.
     template <class Output>
     __device__ __forceinline__ void store(const Output& out, Index m, Index n, T* shared) {
         constexpr int V = Shape::V, LANES = WN / V, ROWS = 32 / LANES;
-        const int lane = lane_of_warp();
+        const int lane = lane_of_warp(), column = lane % LANES * V;
         S* stage = reinterpret_cast<S*>(shared) + warp() * F::M * ROW;
+        const Index own = n + warp_column() * WN + column;
+        S bias[V];
+        out.biases(own, bias);
         __syncthreads();  // the tiles are not needed any more
 #pragma unroll
         for (int i = 0; i < WM / F::M; ++i) {
@@ -184,11 +188,10 @@ struct Tile {
 #pragma unroll
                 for (int s = 0; s < F::SUMS; ++s) stage[F::row(lane, s) * ROW + j * F::N + F::column(lane, s)] = sums[i][j][s];
             __syncwarp();
-#pragma unroll
-            for (int r = 0; r < F::M; r += ROWS) {
-                const int in_stage = r + lane / LANES, column = lane % LANES * V;
-                const Index at = m + warp_row() * WM + i * F::M + in_stage;
-                if (at < out.rows) out.template store<V>(out.row(at), n + warp_column() * WN + column, stage + in_stage * ROW + column);
+#pragma unroll 1
+            for (int r = lane / LANES; r < F::M; r += ROWS) {
+                const Index at = m + warp_row() * WM + i * F::M + r;
+                if (at < out.rows) out.store(out.row(at), own, stage + r * ROW + column, bias);
             }
             __syncwarp();
         }
@@ -244,24 +247,37 @@ struct Output {
     bool relu, vectors;  // whether V neighbours may be written at once
 
     template <int V>
-    __device__ __forceinline__ void store(Index row, Index n, const S* sums) const {
-        const int count = n + V <= columns ? V : n < columns ? static_cast<int>(columns - n) : 0;
+    __device__ __forceinline__ void biases(Index n, S (&own)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V; ++i) own[i] = bias && n + i < columns ? wide(bias[n + i]) : S(0);
+    }
+    // `sums` are aligned to 16 bytes.
+    template <int V>
+    __device__ __forceinline__ void store(Index row, Index n, const S* sums, const S (&bias)[V]) const {
+        constexpr int N = 16 / sizeof(S);
+        if (!vectors || n + V > columns) {
+#pragma unroll 1
+            for (Index i = n; i < n + V && i < columns; ++i, ++sums)
+                if (partial) partial[row + i] = *sums;
+                else to[row + i] = value(*sums, this->bias ? S(wide(this->bias[i])) : S(0), beta != 0 ? to[row + i] : T());
+            return;
+        }
+        Vector<S, N> part[V / N];
+#pragma unroll
+        for (int i = 0; i < V / N; ++i) part[i] = load_vector<N>(sums + i * N);
         if (partial) {
-            for (int i = 0; i < count; ++i) partial[row + n + i] = sums[i];
-        } else if (vectors && count == V) {
+#pragma unroll
+            for (int i = 0; i < V / N; ++i) store_vector(partial + row + n + i * N, part[i]);
+        } else {
             Vector<T, V> v = {};
             if (beta != 0) v = load_vector<V>(to + row + n);
 #pragma unroll
-            for (int i = 0; i < V; ++i) v.v[i] = value(sums[i], n + i, v.v[i]);
+            for (int i = 0; i < V; ++i) v.v[i] = value(part[i / N].v[i % N], bias[i], v.v[i]);
             store_vector(to + row + n, v);
-        } else {
-            for (int i = 0; i < count; ++i) to[row + n + i] = value(sums[i], n + i, beta != 0 ? to[row + n + i] : T());
         }
     }
-    __device__ __forceinline__ T value(S sum, Index n, T old) const {
-        S v = alpha * sum;
-        if (bias) v += wide(bias[n]);
-        if (beta != 0) v += beta * wide(old);
+    __device__ __forceinline__ T value(S sum, S bias, T old) const {
+        const S v = alpha * sum + bias + beta * wide(old);
         return narrow<T>(relu && v < 0 ? S(0) : v);
     }
 };

@@ -83,7 +83,7 @@ struct Tap {
 __device__ __forceinline__ bool inside(int i, int extent) { return static_cast<u32>(i) < static_cast<u32>(extent); }
 template <class Index>
 __device__ __forceinline__ bool inside(Index i, Index extent) {
-    return i >= 0 && i < extent;
+    return (i >= 0) & (i < extent);
 }
 
 template <class Index>
@@ -150,8 +150,8 @@ struct Window {
     }
 
     __device__ __forceinline__ bool reads(const Position<Index>& p, const Tap<Index>& t) const {
-        return inside(p.at[0] + t.at[0], axis[0].source) && inside(p.at[1] + t.at[1], axis[1].source) &&
-               inside(p.at[2] + t.at[2], axis[2].source);
+        return inside(p.at[0] + t.at[0], axis[0].source) & inside(p.at[1] + t.at[1], axis[1].source) &
+               inside(p.at[2] + t.at[2], axis[2].source);  // no branches
     }
 
     // The filter's number of a tap's number.

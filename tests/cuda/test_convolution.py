@@ -14,7 +14,7 @@ from lbpar.engine.base import LocalWindow, Window
 from lbpar.engine.cupy import launch_conv
 from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry
 from tests.cuda.emulator import EmulationError, compiler_found, sanitized
-from tests.cuda.jobs import ARCHITECTURES, DTYPES, integers, run
+from tests.cuda.jobs import ARCHITECTURES, DTYPES, SHARED, integers, run
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 SMALL = ((64, 64, 32),)
@@ -103,7 +103,7 @@ def everything(math: str, **options: bool) -> Cases:
     return cases
 
 
-@pytest.mark.parametrize("math", ["float16", "float32"])
+@pytest.mark.parametrize("math", SHARED)
 def test_shapes(math: str) -> None:
     everything(math).check()
 
@@ -168,14 +168,17 @@ def test_many_random_geometries(math: str, seed: int) -> None:
         random_cases(math, seed, 60, card).check(defines={"EMULATED_ARCH": arch}, order=seed)
 
 
-@pytest.mark.parametrize("limit", [2500, 12000])
+@pytest.mark.parametrize("limit", [2500, pytest.param(12000, marks=pytest.mark.slow)])
 def test_offsets_stay_below_the_limit(limit: int) -> None:
     """32-bit arithmetic only where every offset fits, with a limit that arrays of a few thousand elements reach."""
     cases = Cases("float32", replace(CARD, int_limit=limit))
-    for name in ("same", "strided", "3-D", "ghosts before, crop behind", "pointwise"):
+    for name in ("same", "strided", "3-D", "ghosts before, crop behind", "pointwise", "few channels per group"):
         cases.add(name, SHAPES[name])
     kinds = {
-        launch.name.split(", ")[1] for job, _ in cases.jobs for launch in job.launches if "<float, " in launch.name
+        launch.name.rstrip(">").split(", ")[1]
+        for job, _ in cases.jobs
+        for launch in job.launches
+        if "<float, " in launch.name
     }
     assert kinds == {"i32", "i64"}
     cases.check(defines={"EMULATED_INT_LIMIT": limit})
@@ -281,7 +284,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [name if name in ("phase", "rim") else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
 def test_faults_are_found(fault: str) -> None:
     which, old, new = FAULTS[fault]
     case = (2, (9, 8), (5, 3), (W(4, 2, 4, 1), W(3, 2, 2, 2)), 2, 16, 16)

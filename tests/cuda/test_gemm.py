@@ -135,7 +135,9 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [name if name == "wait" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
 def test_faults_are_found(fault: str) -> None:
     old, new = FAULTS[fault]
     cases, pairs = cases_of("float16", Card(tiles=SMALL), [(72, 80, 104)], [(True, False)])

@@ -193,7 +193,7 @@ def _shared_bytes(math_: Math, cut: Choice, a_along_k: bool, b_along_k: bool) ->
         rows * pitch if along_k else step * (rows + 8)
         for rows, along_k in ((cut.rows, a_along_k), (cut.columns, b_along_k))
     )
-    stores = cut.threads // 32 * 16 * 36 * math_.sum_bytes  # a warp stages 16 rows of its sums
+    stores = cut.threads // 32 * 16 * 40 * math_.sum_bytes  # a warp stages 16 rows of its sums
     return max(cut.stages * tiles * size, stores)
 
 
