@@ -30,14 +30,15 @@ def check_directory(out: Path, resume: Resume) -> bool:
     CheckpointError
         See above.
     """
-    saved = latest(out / "checkpoints")
+    saved, records = latest(out / "checkpoints"), out / "metrics.jsonl"
     if resume == "auto":
         return saved is not None
     if resume and saved is None:
         raise CheckpointError(
             f"--resume: {out / 'checkpoints'} holds no checkpoint; leave --resume out, or check run.out."
         )
-    if not resume and (saved is not None or _has_records(out / "metrics.jsonl")):
+    if not resume and (saved is not None or (os.path.isfile(records) and os.path.getsize(records))):
+        # A run that failed before its first record has left nothing worth keeping.
         hint = "add --resume to go on with it, or " if saved is not None else ""
         raise CheckpointError(
             f"run.out: {out} holds an earlier run; {hint}choose another directory (--set run.out=...)."
@@ -62,14 +63,6 @@ def run_config(out: Path, procs: int, overrides: Sequence[str] = (), allow_code:
         fields["parallel"] = kept | {"strategy": str(plan) if theirs else "auto"}
         fields["run"] = {**(fields.get("run") or {}), "out": str(out)}
     return make_run(fields, overrides, str(out / "run.yaml"), out, allow_code)
-
-
-def _has_records(metrics: Path) -> bool:
-    """A run that failed before its first record has left nothing worth keeping."""
-    try:
-        return metrics.is_file() and metrics.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def make_directory(config: OutputConfig) -> None:

@@ -67,20 +67,8 @@ def start(
 def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
     """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks.
 
-    Parameters
-    ----------
-    trainer : Trainer
-    goes_on : bool
-        Whether to resume from the newest checkpoint.
-    started : float, seconds
-        When the run started, on the clock of ``time.perf_counter``.
-    on_epoch : callable, optional
-        Called with the record of each epoch, on every rank.
-
-    Returns
-    -------
-    list of dict
-        The records of the epochs.
+    Takes what `start` returned, and when the run started on the clock of ``time.perf_counter``; returns the records of the
+    epochs, of which each is also given to ``on_epoch``, on every rank.
     """
     out = Path(trainer.config.run.out)
     with _locked(out, trainer.transport) as check_lock:

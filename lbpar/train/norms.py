@@ -12,17 +12,9 @@ from lbpar.program.plan import Plan
 
 
 def check_norms(graph: Graph, plan: Plan, samples: int, last: bool = False) -> None:
-    """Refuse to train where a norm's statistics would be of one value per channel.
+    """Refuse to train on a batch (``last``: the incomplete last one of an epoch) that leaves a norm one value per channel.
 
     Its variance would be 0: the norm would give its bias whatever comes in, and its running variance would fade away.
-
-    Parameters
-    ----------
-    graph, plan
-    samples : int
-        Of a batch.
-    last : bool
-        It is the incomplete last batch of an epoch.
     """
     for node in norms(graph):
         op, xs = cast(Norm, node.op), graph.input_shapes(node.name, samples)

@@ -57,17 +57,9 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
 
 
 def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write ``report.json`` and print the final table.
+    """Write ``report.json`` and print the final table; ``record`` is the last epoch's.
 
-    Parameters
-    ----------
-    trainer : Trainer
-    out : Path
-        The run directory.
-    record : mapping
-        Of the last epoch.
-    facts : mapping
-        ``startup_seconds``, ``total_seconds`` (start-up included) and ``state_bytes`` (per rank).
+    ``facts`` are ``startup_seconds``, ``total_seconds`` (start-up included) and ``state_bytes`` (per rank).
     """
     samples = min(trainer.config.train.batch, len(trainer.dataset))
     rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype))

@@ -60,23 +60,6 @@ class Trainer(Evaluator):
         The run file asks for what this network, engine or data cannot give.
     DataError
         A dataset cannot be read or does not fit the network.
-
-    Examples
-    --------
-    >>> from lbpar.config.run_file import parse_run
-    >>> from lbpar.train.setup import build_graph, build_plan, connect_to
-    >>> config = parse_run('''
-    ... model: {input: [8, 8, 1], layers: [{op: conv, filters: 4, kernel: 3}, {op: relu}, {op: global_avg_pool}, {op: linear, features: 3}]}
-    ... data: {train: synthetic, samples: 32}
-    ... train: {batch: 8, epochs: 1}
-    ... engine: {name: numpy}
-    ... ''')
-    >>> graph = build_graph(config)
-    >>> plan = build_plan(config, graph, procs=1)
-    >>> trainer = Trainer(config, graph, plan, connect_to(plan.grid))
-    >>> [record] = trainer.train()
-    >>> record["step"]
-    4
     """
 
     epoch: int = 0
