@@ -15,7 +15,7 @@ from lbpar.config import training
 from lbpar.config.layers import LAYERS, Layer
 from lbpar.config.optimizers import OPTIMIZERS as OPTIMIZER_SECTIONS
 from lbpar.config.optimizers import Optimizer as OptimizerSection
-from lbpar.config.section import Fraction, Positive
+from lbpar.config.section import BelowOne, Positive
 from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.builder import OPS, GraphBuilder, register_op
@@ -73,7 +73,7 @@ class LionSection(OptimizerSection):
 
     slots: ClassVar[tuple[str, ...]] = ("mean",)
     name: Literal["lion"] = "lion"
-    beta: Fraction = Field(default=0.9, description="Factor of the running mean.")
+    beta: BelowOne = Field(default=0.9, description="Factor of the running mean.")
 
 
 class Lion(Optimizer):
