@@ -250,7 +250,7 @@ class _Job:
             return 0
         text = _describe(error, self.rank, self.size)
         if others is None:
-            self._die(text or f"lbpar: rank {self.rank} ended with status {code}; the job is ended.")
+            _die(self._mpi, text or f"lbpar: rank {self.rank} ended with status {code}; the job is ended.")
         kinds = list(dict.fromkeys(others))
         mine = kinds.index(others[self.rank])
         # One rank speaks for all that failed alike; of many different failures the first few tell enough.
@@ -287,9 +287,6 @@ class _Job:
         except self._mpi.Exception:
             return None
         return [row.tobytes() for row in everyone]
-
-    def _die(self, message: str) -> NoReturn:
-        _die(self._mpi, message)
 
 
 _watches: list[Watch] = []
