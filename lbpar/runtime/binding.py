@@ -72,6 +72,19 @@ class Bound:
         coords = layout.grid.coords(self.rank)
         return all(coords[a] == 0 for a in layout.partial)
 
+    @property
+    def biased(self) -> bool:
+        """Whether there is a bias, behind two other operands, that this rank adds."""
+        return len(self.reads) == 3 and self.lead
+
+    def box(self, place: int) -> Box:
+        """This rank's block of an operand: 0, 1, ... of those that are read, ~0, ~1, ... of those that are written."""
+        return self.reads[place] if place >= 0 else self.writes[~place]
+
+    def attrs(self, *names: str) -> tuple[Any, ...]:
+        """Attributes of the kernel."""
+        return tuple(map(self.kernel.attr, names))
+
     def windows(self, inside: Box, outside: Box) -> tuple[LocalWindow, ...]:
         """Local windows between the block ``inside`` that is read through them and the block ``outside`` that reads."""
         out = []
@@ -103,101 +116,68 @@ def spatial(box: Box) -> tuple[int, ...]:
     return box_shape(box)[1:-1]
 
 
-def _groups(b: Bound, channels: int, per_group: int) -> int:
-    """Local number of groups of a grouped convolution."""
-    return max(1, channels // max(1, per_group)) if "G" in dict(b.kernel.loops) else 1
+Binder = Callable[[Bound], Call]
 
 
-# Convolution. The names of the engine's arguments say which side of the window an array is on.
+def _method(
+    name: str,
+    *attrs: str,
+    more: Callable[[Bound], tuple[Any, ...]] = lambda b: (),
+    arrange: Callable[..., tuple[Any, ...]] | None = None,
+) -> Binder:
+    """An engine's method, of the arrays (as ``arrange`` gives them), then of ``more``, then of the named attributes."""
+
+    def bind(b: Bound) -> Call:
+        last, several = (*more(b), *b.attrs(*attrs)), len(b.kernel.writes) > 1
+
+        def call(e: Engine, _: Context, *arrays: Array, **placed: Array) -> tuple[Array, ...]:
+            result = getattr(e, name)(*(arrays if arrange is None else arrange(*arrays)), *last, **placed)
+            return result if several else (result,)
+
+        return call
+
+    return bind
 
 
-def _conv_forward(b: Bound) -> Call:
-    x, w, y = b.reads[0], b.reads[1], b.writes[0]
-    win, out = b.windows(x, y), spatial(y)
-    groups = _groups(b, length(x[-1]), length(w[-1]))
-    biased = len(b.reads) == 3 and b.lead
-
-    def call(e: Engine, _: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
-        return (e.conv_forward(x, w, bias[0] if biased else None, win, groups, out),)
-
-    return call
+# Convolution and pooling.
 
 
-def _conv_relu_forward(b: Bound) -> Call:
-    x, w, y = b.reads[0], b.reads[1], b.writes[0]
-    win, out = b.windows(x, y), spatial(y)
-    groups = _groups(b, length(x[-1]), length(w[-1]))
-    return lambda e, _, x, w, *bias: (e.conv_relu_forward(x, w, bias[0] if bias else None, win, groups, out),)
+def _conv(name: str, x: int, w: int, y: int, arrange: Callable[..., tuple[Any, ...]] | None = None) -> Binder:
+    """A method of the engine's convolution ``y = conv(x, w)``, of which each operand has its place among the kernel's (`Bound.box`)."""
+
+    def more(b: Bound) -> tuple[Any, ...]:
+        inside, filters, outside = (b.box(place) for place in (x, w, y))
+        channels, per_group = length(inside[-1]), length(filters[-1])
+        groups = max(1, channels // max(1, per_group)) if "G" in dict(b.kernel.loops) else 1
+        sizes = [spatial(b.box(place)) for place in (x, y) if place == ~0]
+        return b.windows(inside, outside), groups, *sizes
+
+    return _method(name, more=more, arrange=arrange)
 
 
-def _conv_backward_data(b: Bound) -> Call:
-    dy, w, dx = b.reads[0], b.reads[1], b.writes[0]
-    win, out = b.windows(dx, dy), spatial(dx)
-    groups = _groups(b, length(dx[-1]), length(w[-1]))
-    return lambda e, _, dy, w: (e.conv_backward_data(dy, w, win, groups, out),)
+def _biased(binder: Binder) -> Binder:
+    """With a third array: the bias, or None where there is none or another rank adds it."""
 
+    def bind(b: Bound) -> Call:
+        call, biased = binder(b), b.biased
+        return lambda e, c, x, w, *bias: call(e, c, x, w, bias[0] if biased else None)
 
-def _conv_backward_weights(b: Bound) -> Call:
-    x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
-    win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
-    return lambda e, _, x, dy, out=None: (e.conv_backward_weights(x, dy, win, groups, out),)
-
-
-def _conv_backward_weights_bias(b: Bound) -> Call:
-    x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
-    win, groups = b.windows(x, dy), _groups(b, length(x[-1]), length(dw[-1]))
-    return lambda e, _, x, dy, out=None: e.conv_backward_weights_bias(x, dy, win, groups, out)
+    return bind
 
 
 def _conv_transpose_forward(b: Bound) -> Call:
-    x, w, y = b.reads[0], b.reads[1], b.writes[0]
-    win, out = b.windows(y, x), spatial(y)
-    groups = _groups(b, length(y[-1]), length(w[-1]))
-    biased = len(b.reads) == 3 and b.lead
+    call, biased = _conv("conv_backward_data", ~0, 1, 0)(b), b.biased
 
-    def call(e: Engine, _: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
-        y = e.conv_backward_data(x, w, win, groups, out)
+    def run(e: Engine, c: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
+        (y,) = call(e, c, x, w)
         return (e.bias_add(y, bias[0]) if biased else y,)
 
-    return call
+    return run
 
 
-def _conv_transpose_backward_data(b: Bound) -> Call:
-    dy, w, dx = b.reads[0], b.reads[1], b.writes[0]
-    win, out = b.windows(dy, dx), spatial(dx)
-    groups = _groups(b, length(dy[-1]), length(w[-1]))
-    return lambda e, _, dy, w: (e.conv_forward(dy, w, None, win, groups, out),)
-
-
-def _conv_transpose_backward_weights(b: Bound) -> Call:
-    x, dy, dw = b.reads[0], b.reads[1], b.writes[0]
-    win, groups = b.windows(dy, x), _groups(b, length(dy[-1]), length(dw[-1]))
-    return lambda e, _, x, dy, out=None: (e.conv_backward_weights(dy, x, win, groups, out),)
-
-
-def _linear_backward_weights(b: Bound) -> Call:
-    return lambda e, _, x, dy, out=None: (e.linear_backward_weights(x, dy, out),)
-
-
-# Linear.
-
-
-def _linear_forward(b: Bound) -> Call:
-    biased = len(b.reads) == 3 and b.lead
-    return lambda e, _, x, w, *bias: (e.linear_forward(x, w, bias[0] if biased else None),)
-
-
-# Pooling.
-
-
-def _max_pool_forward(b: Bound) -> Call:
-    win, out = b.windows(b.reads[0], b.writes[0]), spatial(b.writes[0])
-    return lambda e, _, x: e.max_pool_forward(x, win, out)
-
-
-def _max_pool_backward(b: Bound) -> Call:
-    win, out = b.windows(b.writes[0], b.reads[0]), spatial(b.writes[0])
-    return lambda e, _, dy, arg: (e.max_pool_backward(dy, arg, win, out),)
+def _pool(name: str, x: int, y: int, more: Callable[[Bound], tuple[Any, ...]] = lambda b: ()) -> Binder:
+    """A pooling of x into y, or its gradient."""
+    return _method(name, more=lambda b: (b.windows(b.box(x), b.box(y)), spatial(b.writes[0]), *more(b)))
 
 
 def _divisors(b: Bound, y: Box) -> tuple[np.ndarray, ...]:
@@ -211,108 +191,38 @@ def _divisors(b: Bound, y: Box) -> tuple[np.ndarray, ...]:
     return tuple(out)
 
 
-def _avg_pool_forward(b: Bound) -> Call:
-    x, y = b.reads[0], b.writes[0]
-    win, out, div = b.windows(x, y), spatial(y), _divisors(b, y)
-    return lambda e, _, x: (e.avg_pool_forward(x, win, out, div),)
+# Normalisation. Of moments, kernels take the mean and the inverse standard deviation; scale and bias are left out together.
 
 
-def _avg_pool_backward(b: Bound) -> Call:
-    dy, dx = b.reads[0], b.writes[0]
-    win, out, div = b.windows(dx, dy), spatial(dx), _divisors(b, dy)
-    return lambda e, _, dy: (e.avg_pool_backward(dy, win, out, div),)
+def _affine(x: Array, moments: Array, *affine: Array) -> tuple[Any, ...]:
+    return x, moments[0], moments[1], *(affine or (None, None))
 
 
-def _spatial_sum(b: Bound) -> Call:
-    scale = b.attr("scale")
-    return lambda e, _, x: (e.spatial_sum(x, scale),)
+def _affine_and_residual(x: Array, moments: Array, *more: Array) -> tuple[Any, ...]:
+    return *_affine(x, moments, *more[:-1]), more[-1]
 
 
-def _spatial_broadcast(b: Bound) -> Call:
-    scale, out = b.attr("scale"), spatial(b.writes[0])
-    return lambda e, _, dy: (e.spatial_broadcast(dy, out, scale),)
-
-
-# Normalisation.
-
-
-def _norm_moments(b: Bound) -> Call:
-    count, eps = b.count(b.kernel.writes[0].varying), b.attr("eps")
-    return lambda e, _, sums, shift: (e.norm_moments(sums, shift, count, eps),)
-
-
-def _norm_statistics(b: Bound) -> Call:
-    count, eps = b.count(b.kernel.writes[1].varying), b.attr("eps")
-
-    return lambda e, _, x, shift: e.norm_statistics(x, shift, count, eps)
-
-
-def _norm_apply(b: Bound) -> Call:
-    def call(e: Engine, _: Context, x: Array, moments: Array, *affine: Array) -> tuple[Array, ...]:
-        scale, bias = affine or (None, None)
-        return (e.norm_apply(x, moments[0], moments[1], scale, bias),)
-
-    return call
-
-
-def _norm_relu_forward(b: Bound) -> Call:
-    def call(e: Engine, _: Context, x: Array, moments: Array, *affine: Array) -> tuple[Array, ...]:
-        scale, bias = affine or (None, None)
-        return (e.norm_relu_forward(x, moments[0], moments[1], scale, bias),)
-
-    return call
-
-
-def _norm_add_relu_forward(b: Bound) -> Call:
-    def call(e: Engine, _: Context, x: Array, moments: Array, *more: Array) -> tuple[Array, ...]:
-        scale, bias = more[:-1] or (None, None)
-        return (e.norm_relu_forward(x, moments[0], moments[1], scale, bias, more[-1]),)
-
-    return call
-
-
-def _norm_inference(b: Bound) -> Call:
-    eps = b.attr("eps")
-
-    def call(e: Engine, _: Context, x: Array, mean: Array, var: Array, *affine: Array) -> tuple[Array, ...]:
-        scale, bias = affine or (None, None)
-        return (e.norm_inference(x, mean, var, scale, bias, eps),)
-
-    return call
+def _inference(x: Array, mean: Array, var: Array, *affine: Array) -> tuple[Any, ...]:
+    return x, mean, var, *(affine or (None, None))
 
 
 def _norm_backward_data(b: Bound) -> Call:
-    count = b.count(b.kernel.reads[2].varying)
+    count, added = b.count(b.kernel.reads[2].varying), b.kernel.name.endswith("_add")
 
-    def call(
-        e: Engine, _: Context, x: Array, dy: Array, moments: Array, dsums: Array, *scale: Array
-    ) -> tuple[Array, ...]:
-        return (e.norm_backward_data(x, dy, moments[0], moments[1], scale[0] if scale else None, dsums, count),)
-
-    return call
-
-
-def _norm_backward_data_add(b: Bound) -> Call:
-    count = b.count(b.kernel.reads[2].varying)
-
-    def call(
-        e: Engine, _: Context, x: Array, dy: Array, moments: Array, dsums: Array, *rest: Array
-    ) -> tuple[Array, ...]:
-        scale = rest[0] if len(rest) > 1 else None
-        return (e.norm_backward_data_add(x, dy, moments[0], moments[1], scale, dsums, count, rest[-1]),)
+    def call(e: Engine, _: Context, x: Array, dy: Array, m: Array, dsums: Array, *rest: Array) -> tuple[Array, ...]:
+        scale = rest[0] if len(rest) > added else None
+        if added:
+            return (e.norm_backward_data_add(x, dy, m[0], m[1], scale, dsums, count, rest[-1]),)
+        return (e.norm_backward_data(x, dy, m[0], m[1], scale, dsums, count),)
 
     return call
-
-
-def _norm_param_grads(b: Bound) -> Call:
-    return lambda e, _, dsums: (e.copy(dsums[1], e.dtype), e.copy(dsums[0], e.dtype))
 
 
 def _norm_running(b: Bound) -> Call:
-    m, n = b.attr("momentum"), b.attr("count")
+    momentum, count = b.attrs("momentum", "count")
 
     def call(e: Engine, _: Context, sums: Array, mean: Array, var: Array) -> tuple[Array, ...]:
-        e.norm_running(sums, mean, var, m, n)
+        e.norm_running(sums, mean, var, momentum, count)
         return mean, var
 
     return call
@@ -321,42 +231,33 @@ def _norm_running(b: Bound) -> Call:
 # Element-wise ops and moves.
 
 
+def _listed(*arrays: Array) -> tuple[Any, ...]:
+    return (list(arrays),)
+
+
 def _dropout(b: Bound) -> Call:
     rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
     index = index_parts(b.writes[0], b.written[0].shape)
     return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.step), index),)
 
 
-def _multiply_backward(b: Bound) -> Call:
-    i = b.attr("i")
-    return lambda e, _, dy, *xs: (e.multiply_backward(dy, xs, i),)
+def _local_response_norm_forward(b: Bound) -> tuple[Any, ...]:
+    size, x, y = b.attr("size"), b.reads[0][-1], b.writes[0][-1]
+    own = start(y) - start(x)
+    return size, own, own - size // 2, length(y)
 
 
-def _local_response_norm_forward(b: Bound) -> Call:
-    size, alpha, beta, k = map(b.attr, ("size", "alpha", "beta", "k"))
-    x, y = b.reads[0][-1], b.writes[0][-1]
-    own, channels = start(y) - start(x), length(y)
-    return lambda e, _, x: e.local_response_norm_forward(x, size, own, own - size // 2, channels, alpha, beta, k)
-
-
-def _local_response_norm_backward(b: Bound) -> Call:
-    size, alpha, beta = map(b.attr, ("size", "alpha", "beta"))
+def _local_response_norm_backward(b: Bound) -> tuple[Any, ...]:
     # Windows that hold channel i begin at i - size + 1, ..., i; they belong to the outputs size // 2 further on.
-    first = start(b.writes[0][-1]) - start(b.reads[3][-1]) + size // 2 - size + 1
-    return lambda e, _, *arrays: (e.local_response_norm_backward(*arrays, size, first, alpha, beta),)
+    size = b.attr("size")
+    return size, start(b.writes[0][-1]) - start(b.reads[3][-1]) + size // 2 - size + 1
 
 
-def _channel_shuffle(b: Bound) -> Call:
-    rows, columns = (b.local(loop, b.kernel.extent(loop)) for loop in b.kernel.reads[0].dims[-1].loops)
-    return lambda e, _, x: (e.channel_shuffle(x, rows, columns),)
-
-
-def _cut(b: Bound) -> Call:
+def _cut(b: Bound) -> tuple[Any, ...]:
     window: Window = b.kernel.writes[0].dims[-1].window or Window(1)
     lo = start(b.writes[0][-1]) + window.pad - start(b.reads[0][-1])
     part = slice(lo, lo + length(b.writes[0][-1]))
-    index = (slice(None),) * (len(b.writes[0]) - 1) + (part,)
-    return lambda e, _, dy: (e.pack(dy, index),)
+    return ((slice(None),) * (len(b.writes[0]) - 1) + (part,),)
 
 
 def _reshape(b: Bound) -> Call:
@@ -364,49 +265,23 @@ def _reshape(b: Bound) -> Call:
     return lambda e, _, x: (x.reshape(shape),)
 
 
-def _upsample_forward(b: Bound) -> Call:
+def _upsample_forward(b: Bound) -> tuple[Any, ...]:
     factors, y = b.attr("factors"), b.writes[0]
     sides = zip(factors, b.reads[0][1:-1], y[1:-1], strict=True)
-    offsets = tuple(start(o) - start(i) * f for f, i, o in sides)
-    return lambda e, _, x: (e.upsample_forward(x, factors, spatial(y), offsets),)
-
-
-def _upsample_backward(b: Bound) -> Call:
-    factors = b.attr("factors")
-    return lambda e, _, dy: (e.upsample_backward(dy, factors),)
+    return factors, spatial(y), tuple(start(o) - start(i) * f for f, i, o in sides)
 
 
 # Losses.
 
 
-def _classes(method: str, *attrs: str) -> Callable[[Bound], Call]:
-    """An engine call whose arrays are followed by the first local class and the named attributes."""
-
-    def bind(b: Bound) -> Call:
-        first = start(b.reads[0][-1])
-        more = tuple(b.attr(a) for a in attrs)
-
-        def call(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
-            return (getattr(e, method)(*arrays, first, *more),)
-
-        return call
-
-    return bind
+def _first_class(b: Bound) -> tuple[Any, ...]:
+    """The number of the first class that this rank holds."""
+    return (start(b.reads[0][-1]),)
 
 
 def _dice_backward(b: Bound) -> Call:
-    first, eps, classes = start(b.reads[0][-1]), b.attr("eps"), b.attr("classes")
+    first, eps, classes = *_first_class(b), *b.attrs("eps", "classes")
     return lambda e, _, x, m, sums, t, dsums: e.dice_backward(x, m, sums, t, first, dsums, eps, classes)
-
-
-def _plain(method: str, *attrs: str) -> Callable[[Bound], Call]:
-    """An engine call whose arrays are followed by the named attributes."""
-
-    def bind(b: Bound) -> Call:
-        more = tuple(b.attr(a) for a in attrs)
-        return lambda e, _, *arrays: (getattr(e, method)(*arrays, *more),)
-
-    return bind
 
 
 def register_kernel(name: str, function: Callable[..., Array], *attrs: str) -> None:
@@ -416,96 +291,93 @@ def register_kernel(name: str, function: Callable[..., Array], *attrs: str) -> N
     """
 
     def bind(b: Bound) -> Call:
-        more = tuple(b.attr(a) for a in attrs)
+        more = b.attrs(*attrs)
         return lambda e, _, *arrays: (function(*arrays, *more),)
 
     BINDERS[name] = bind
 
 
-def _listed(method: str) -> Callable[[Bound], Call]:
-    return lambda b: lambda e, _, *arrays: (getattr(e, method)(list(arrays)),)
-
-
-def _norm_backward_sums(b: Bound) -> Call:
-    return lambda e, _, x, dy, moments: (e.norm_backward_sums(x, dy, moments[0], moments[1]),)
-
-
-def _norm_relu_backward_sums(b: Bound) -> Call:
-    return lambda e, _, x, y, dy, m, *more: e.norm_relu_backward_sums(x, y, dy, m[0], m[1], *more)
-
-
-BINDERS: dict[str, Callable[[Bound], Call]] = {
-    "conv_forward": _conv_forward,
-    "conv_relu_forward": _conv_relu_forward,
-    "conv_backward_data": _conv_backward_data,
-    "conv_backward_weights": _conv_backward_weights,
-    "conv_backward_weights_bias": _conv_backward_weights_bias,
+BINDERS: dict[str, Binder] = {
+    "conv_forward": _biased(_conv("conv_forward", 0, 1, ~0)),
+    "conv_relu_forward": _biased(_conv("conv_relu_forward", 0, 1, ~0)),
+    "conv_backward_data": _conv("conv_backward_data", ~0, 1, 0),
+    "conv_backward_weights": _conv("conv_backward_weights", 0, ~0, 1),
+    "conv_backward_weights_bias": _conv("conv_backward_weights_bias", 0, ~0, 1),
     "conv_transpose_forward": _conv_transpose_forward,
-    "conv_transpose_backward_data": _conv_transpose_backward_data,
-    "conv_transpose_backward_weights": _conv_transpose_backward_weights,
-    "bias_backward": _plain("bias_backward"),
-    "linear_forward": _linear_forward,
-    "linear_backward_data": _plain("linear_backward_data"),
-    "linear_backward_weights": _linear_backward_weights,
-    "max_pool_forward": _max_pool_forward,
-    "max_pool_backward": _max_pool_backward,
-    "avg_pool_forward": _avg_pool_forward,
-    "avg_pool_backward": _avg_pool_backward,
-    "spatial_sum": _spatial_sum,
-    "spatial_broadcast": _spatial_broadcast,
-    "norm_sums": _plain("norm_sums"),
-    "norm_moments": _norm_moments,
-    "norm_statistics": _norm_statistics,
-    "norm_apply": _norm_apply,
-    "norm_relu_forward": _norm_relu_forward,
-    "norm_add_relu_forward": _norm_add_relu_forward,
-    "norm_inference": _norm_inference,
-    "norm_backward_sums": _norm_backward_sums,
-    "norm_relu_backward_sums": _norm_relu_backward_sums,
+    "conv_transpose_backward_data": _conv("conv_forward", 0, 1, ~0, arrange=lambda dy, w: (dy, w, None)),
+    "conv_transpose_backward_weights": _conv("conv_backward_weights", 1, ~0, 0, arrange=lambda x, dy: (dy, x)),
+    "bias_backward": _method("bias_backward"),
+    "linear_forward": _biased(_method("linear_forward")),
+    "linear_backward_data": _method("linear_backward_data"),
+    "linear_backward_weights": _method("linear_backward_weights"),
+    "max_pool_forward": _pool("max_pool_forward", 0, ~0),
+    "max_pool_backward": _pool("max_pool_backward", ~0, 0),
+    "avg_pool_forward": _pool("avg_pool_forward", 0, ~0, lambda b: (_divisors(b, b.writes[0]),)),
+    "avg_pool_backward": _pool("avg_pool_backward", ~0, 0, lambda b: (_divisors(b, b.reads[0]),)),
+    "spatial_sum": _method("spatial_sum", "scale"),
+    "spatial_broadcast": _method("spatial_broadcast", "scale", more=lambda b: (spatial(b.writes[0]),)),
+    "norm_sums": _method("norm_sums"),
+    "norm_moments": _method("norm_moments", "eps", more=lambda b: (b.count(b.kernel.writes[0].varying),)),
+    "norm_statistics": _method("norm_statistics", "eps", more=lambda b: (b.count(b.kernel.writes[1].varying),)),
+    "norm_apply": _method("norm_apply", arrange=_affine),
+    "norm_relu_forward": _method("norm_relu_forward", arrange=_affine),
+    "norm_add_relu_forward": _method("norm_relu_forward", arrange=_affine_and_residual),
+    "norm_inference": _method("norm_inference", "eps", arrange=_inference),
+    "norm_backward_sums": _method("norm_backward_sums", arrange=lambda x, dy, m: (x, dy, m[0], m[1])),
+    "norm_relu_backward_sums": _method(
+        "norm_relu_backward_sums", arrange=lambda x, y, dy, m, *more: (x, y, dy, m[0], m[1], *more)
+    ),
     "norm_backward_data": _norm_backward_data,
-    "norm_backward_data_add": _norm_backward_data_add,
-    "norm_param_grads": _norm_param_grads,
+    "norm_backward_data_add": _norm_backward_data,
+    "norm_param_grads": lambda b: lambda e, _, dsums: (e.copy(dsums[1], e.dtype), e.copy(dsums[0], e.dtype)),
     "norm_running": _norm_running,
-    "relu_forward": _plain("relu_forward"),
-    "relu_backward": _plain("relu_backward"),
-    "leaky_relu_forward": _plain("leaky_relu_forward", "slope"),
-    "leaky_relu_backward": _plain("leaky_relu_backward", "slope"),
-    "sigmoid_forward": _plain("sigmoid_forward"),
-    "sigmoid_backward": _plain("sigmoid_backward"),
-    "tanh_forward": _plain("tanh_forward", "scale"),
-    "tanh_backward": _plain("tanh_backward", "scale"),
-    "local_response_norm_forward": _local_response_norm_forward,
-    "local_response_norm_ratio": _plain("local_response_norm_ratio"),
-    "local_response_norm_backward": _local_response_norm_backward,
-    "softmax_denominator": _plain("softmax_denominator"),
-    "softmax_forward": _plain("softmax_forward"),
-    "softmax_inner": _plain("softmax_inner"),
-    "softmax_backward": _plain("softmax_backward"),
-    "channel_shuffle": _channel_shuffle,
-    "add": _listed("add"),
-    "multiply": _listed("multiply"),
-    "multiply_backward": _multiply_backward,
-    "concat": _listed("concat"),
+    "relu_forward": _method("relu_forward"),
+    "relu_backward": _method("relu_backward"),
+    "leaky_relu_forward": _method("leaky_relu_forward", "slope"),
+    "leaky_relu_backward": _method("leaky_relu_backward", "slope"),
+    "sigmoid_forward": _method("sigmoid_forward"),
+    "sigmoid_backward": _method("sigmoid_backward"),
+    "tanh_forward": _method("tanh_forward", "scale"),
+    "tanh_backward": _method("tanh_backward", "scale"),
+    "local_response_norm_forward": _method(
+        "local_response_norm_forward", "alpha", "beta", "k", more=_local_response_norm_forward
+    ),
+    "local_response_norm_ratio": _method("local_response_norm_ratio"),
+    "local_response_norm_backward": _method(
+        "local_response_norm_backward", "alpha", "beta", more=_local_response_norm_backward
+    ),
+    "softmax_denominator": _method("softmax_denominator"),
+    "softmax_forward": _method("softmax_forward"),
+    "softmax_inner": _method("softmax_inner"),
+    "softmax_backward": _method("softmax_backward"),
+    "channel_shuffle": _method(
+        "channel_shuffle",
+        more=lambda b: tuple(b.local(n, b.kernel.extent(n)) for n in b.kernel.reads[0].dims[-1].loops),
+    ),
+    "add": _method("add", arrange=_listed),
+    "multiply": _method("multiply", arrange=_listed),
+    "multiply_backward": _method("multiply_backward", "i", arrange=lambda dy, *xs: (dy, xs)),
+    "concat": _method("concat", arrange=_listed),
     "identity": lambda b: lambda e, _, x: (x,),
     "dropout": _dropout,
-    "cut": _cut,
+    "cut": _method("pack", more=_cut),
     "reshape": _reshape,
-    "upsample_forward": _upsample_forward,
-    "upsample_backward": _upsample_backward,
-    "softmax_max": _plain("softmax_max"),
-    "softmax_sums": _classes("softmax_sums"),
-    "softmax_rank": _classes("softmax_rank"),
-    "count_hits": _plain("count_hits", "tops"),
-    "cross_entropy_loss": _plain("cross_entropy_loss", "smoothing", "classes", "scale"),
-    "cross_entropy_backward": _classes("cross_entropy_backward", "smoothing", "classes", "scale"),
-    "mse_loss": _plain("mse_loss", "scale"),
-    "mse_backward": _plain("mse_backward", "scale"),
-    "bce_loss": _plain("bce_loss", "scale"),
-    "bce_backward": _plain("bce_backward", "scale"),
-    "dice_sums": _classes("dice_sums"),
-    "dice_loss": _plain("dice_loss", "eps", "classes"),
+    "upsample_forward": _method("upsample_forward", more=_upsample_forward),
+    "upsample_backward": _method("upsample_backward", "factors"),
+    "softmax_max": _method("softmax_max"),
+    "softmax_sums": _method("softmax_sums", more=_first_class),
+    "softmax_rank": _method("softmax_rank", more=_first_class),
+    "count_hits": _method("count_hits", "tops"),
+    "cross_entropy_loss": _method("cross_entropy_loss", "smoothing", "classes", "scale"),
+    "cross_entropy_backward": _method("cross_entropy_backward", "smoothing", "classes", "scale", more=_first_class),
+    "mse_loss": _method("mse_loss", "scale"),
+    "mse_backward": _method("mse_backward", "scale"),
+    "bce_loss": _method("bce_loss", "scale"),
+    "bce_backward": _method("bce_backward", "scale"),
+    "dice_sums": _method("dice_sums", more=_first_class),
+    "dice_loss": _method("dice_loss", "eps", "classes"),
     "dice_backward": _dice_backward,
-    "dice_backward_data": _plain("dice_backward_data"),
+    "dice_backward_data": _method("dice_backward_data"),
 }
 
 
