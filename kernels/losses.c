@@ -22,15 +22,6 @@ enum { TILE = 512, FEW = 4 };
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* Calls PART(c) with c a constant where there are few classes: their loops then vanish. */
-#define BY_CLASSES(c, PART)                                                                                            \
-    switch (c) {                                                                                                       \
-    case 2: PART(2); break;                                                                                            \
-    case 3: PART(3); break;                                                                                            \
-    case 4: PART(4); break;                                                                                            \
-    default: PART(c);                                                                                                  \
-    }
-
 INLINE idx smaller(idx a, idx b) { return a < b ? a : b; }
 
 /* First of n things that belongs to thread t. */
@@ -157,140 +148,107 @@ INLINE void maxima(const float *x, idx n, idx c, float *restrict m) {
     }
 }
 
+/* Runs a block for every tile: `rows` positions from `r` on, of C classes, with room `e` for as many doubles. Threads share the
+ * positions; each also has room `own` for `more` doubles, zero at first, which lies in `work` at `w * t` until the caller frees
+ * that. Where there are few classes, C is a constant: their loops then vanish. */
+#define IN_TILES(more, ...)                                                                               \
+    const idx w = (more) + depth(c) * c;                                                                  \
+    double *work = calloc((size_t)(w * threads), sizeof(double));                                         \
+    if (!work) return 1;                                                                                  \
+    _Pragma("omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)")                 \
+    for (int t = 0; t < threads; t++) {                                                                   \
+        const idx begin = share(n, t, threads), last = share(n, t + 1, threads);                          \
+        double *own = work + w * t, *e = own + (more);                                                    \
+        (void)e;                                                                                          \
+        switch (c) {                                                                                      \
+        case 2: { EACH_TILE(2, __VA_ARGS__) } break;                                                      \
+        case 3: { EACH_TILE(3, __VA_ARGS__) } break;                                                      \
+        case 4: { EACH_TILE(4, __VA_ARGS__) } break;                                                      \
+        default: { EACH_TILE(c, __VA_ARGS__) }                                                            \
+        }                                                                                                 \
+    }
+#define EACH_TILE(classes, ...)                                                                           \
+    const idx C = classes, most = depth(C);                                                               \
+    for (idx r = begin; r < last; r += most) {                                                            \
+        const idx rows = smaller(most, last - r);                                                         \
+        __VA_ARGS__                                                                                       \
+    }
+
+/* The target of position r + i, counted from the first class here; C or more, or negative, where it is elsewhere. */
+#define TARGET(i) (target[r + (i)] - start)
+
+INLINE int within(idx j, idx c) { return j >= 0 && j < c; }
+
 /* m (n) = maximum over classes; NaN where there is one. */
 int lbpar_softmax_max(const float *x, float *m, idx n, idx c, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), count = share(n, t + 1, threads) - r;
-#define PART(C) maxima(x + r * c, count, C, m + r)
-        BY_CLASSES(c, PART)
-#undef PART
-    }
-    return 0;
-}
-
-/* PART(classes) on every thread's rows r to last, with room e for the exponentials of a tile of rows. */
-#define IN_TILES(PART)                                                                               \
-    const idx w = depth(c) * c;                                                                      \
-    double *work = malloc((size_t)(w * threads) * sizeof(double));                                   \
-    if (!work) return 1;                                                                             \
-    _Pragma("omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)")            \
-    for (int t = 0; t < threads; t++) {                                                              \
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);                         \
-        double *e = work + w * t;                                                                    \
-        BY_CLASSES(c, PART)                                                                          \
-    }                                                                                                \
+    IN_TILES(0, maxima(x + r * C, rows, C, m + r);)
     free(work);
-
-INLINE void sums_part(const float *x, const float *m, const idx *target, idx start, idx n, idx r, idx last, idx c,
-                      double *out, double *e) {
-    for (const idx most = depth(c); r < last; r += most) {
-        const idx rows = smaller(most, last - r);
-        const float *a = x + r * c;
-        differences(a, m + r, rows, c, e);
-        for (idx i = 0; i < rows; i++) out[2 * n + r + i] = sum(e + i * c, c);
-        for (idx i = 0; i < rows; i++) {
-            const idx j = target[r + i] - start;
-            out[n + r + i] = j >= 0 && j < c ? e[i * c + j] : 0;
-        }
-        exponentials(e, rows * c);
-        for (idx i = 0; i < rows; i++) out[r + i] = sum(e + i * c, c);
-    }
+    return 0;
 }
 
 /* out (3, n): sum exp(x - m); x - m at the target if that is here, else 0; sum (x - m). Here: classes from `start` on. */
 int lbpar_softmax_sums(const float *x, const float *m, const idx *target, double *out, idx start, idx n, idx c,
                        int threads) {
-#define PART(C) sums_part(x, m, target, start, n, r, last, C, out, e)
-    IN_TILES(PART)
-#undef PART
+    IN_TILES(0, {
+        differences(x + r * C, m + r, rows, C, e);
+        for (idx i = 0; i < rows; i++) out[2 * n + r + i] = sum(e + i * C, C);
+        for (idx i = 0; i < rows; i++) out[n + r + i] = within(TARGET(i), C) ? e[i * C + TARGET(i)] : 0;
+        exponentials(e, rows * C);
+        for (idx i = 0; i < rows; i++) out[r + i] = sum(e + i * C, C);
+    })
+    free(work);
     return 0;
-}
-
-INLINE void cross_entropy_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
-                               idx last, idx c, double even, double hit, double scale, float *dx, double *e) {
-    for (const idx most = depth(c); r < last; r += most) {
-        const idx rows = smaller(most, last - r);
-        softmax(x + r * c, m + r, s + r, rows, c, e);
-        for (idx i = 0; i < rows; i++) {
-            const idx j = target[r + i] - start;
-            if (j >= 0 && j < c) e[i * c + j] -= hit;
-        }
-        float *restrict o = dx + r * c;
-        for (idx k = 0; k < rows * c; k++) o[k] = (float)((e[k] - even) * scale);
-    }
 }
 
 /* dx = scale * (softmax - hit * onehot(target) - even). */
 int lbpar_cross_entropy_backward(const float *x, const float *m, const double *s, const idx *target, float *dx,
                                  idx start, idx n, idx c, double even, double hit, double scale, int threads) {
-#define PART(C) cross_entropy_part(x, m, s, target, start, r, last, C, even, hit, scale, dx, e)
-    IN_TILES(PART)
-#undef PART
+    IN_TILES(0, {
+        softmax(x + r * C, m + r, s + r, rows, C, e);
+        for (idx i = 0; i < rows; i++)
+            if (within(TARGET(i), C)) e[i * C + TARGET(i)] -= hit;
+        float *restrict o = dx + r * C;
+        for (idx k = 0; k < rows * C; k++) o[k] = (float)((e[k] - even) * scale);
+    })
+    free(work);
     return 0;
-}
-
-INLINE void rank_part(const float *x, const float *m, const double *s, const double *at, const idx *target, idx start,
-                      idx r, idx last, idx c, double *restrict out) {
-    for (; r < last; r++) {
-        const float *a = x + r * c;
-        const double centre = m[r], least = at[r];
-        const idx own = target[r] - start;
-        idx before = 0;
-        for (idx j = 0; j < c; j++) {
-            const double d = a[j] - centre;
-            before += (d > least) | ((d == least) & (j < own));
-        }
-        out[r] = isfinite(s[r]) ? (double)before : INFINITY;
-    }
 }
 
 /* out (n) = number of classes with x - m > at, or equal and before the target; infinite where s, the sum of exponentials, is not
  * finite. Here: classes from `start` on. */
 int lbpar_softmax_rank(const float *x, const float *m, const double *s, const double *at, const idx *target,
                        double *out, idx start, idx n, idx c, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-#define PART(C) rank_part(x, m, s, at, target, start, r, last, C, out)
-        BY_CLASSES(c, PART)
-#undef PART
-    }
-    return 0;
-}
-
-INLINE void dice_sums_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
-                           idx last, idx c, double *out, double *e) {
-    for (const idx most = depth(c); r < last; r += most) {
-        const idx rows = smaller(most, last - r);
-        softmax(x + r * c, m + r, s + r, rows, c, e);
-        double *restrict all = out + c;
-        for (idx i = 0; i < rows; i++)
-            for (idx j = 0; j < c; j++) all[j] += e[i * c + j];
+    IN_TILES(0, {
         for (idx i = 0; i < rows; i++) {
-            const idx j = target[r + i] - start;
-            if (j >= 0 && j < c) {
-                out[j] += e[i * c + j];
-                out[2 * c + j] += 1;
+            const float *a = x + (r + i) * C;
+            const double centre = m[r + i], least = at[r + i];
+            const idx own_class = TARGET(i);
+            idx before = 0;
+            for (idx j = 0; j < C; j++) {
+                const double d = a[j] - centre;
+                before += (d > least) | ((d == least) & (j < own_class));
             }
+            out[r + i] = isfinite(s[r + i]) ? (double)before : INFINITY;
         }
-    }
+    })
+    free(work);
+    return 0;
 }
 
 /* out (3, c): sums over positions of softmax where the class is the target's, of softmax, and of targets. */
 int lbpar_dice_sums(const float *x, const float *m, const double *s, const idx *target, double *out, idx start, idx n,
                     idx c, int threads) {
-    const idx w = depth(c) * c + 3 * c;
-    double *work = calloc((size_t)(w * threads), sizeof(double));
-    if (!work) return 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        const idx r = share(n, t, threads), last = share(n, t + 1, threads);
-        double *own = work + w * t;
-#define PART(C) dice_sums_part(x, m, s, target, start, r, last, C, own, own + 3 * c)
-        BY_CLASSES(c, PART)
-#undef PART
-    }
+    IN_TILES(3 * c, {
+        softmax(x + r * C, m + r, s + r, rows, C, e);
+        double *restrict all = own + C;
+        for (idx i = 0; i < rows; i++)
+            for (idx j = 0; j < C; j++) all[j] += e[i * C + j];
+        for (idx i = 0; i < rows; i++)
+            if (within(TARGET(i), C)) {
+                own[TARGET(i)] += e[i * C + TARGET(i)];
+                own[2 * C + TARGET(i)] += 1;
+            }
+    })
     memset(out, 0, (size_t)(3 * c) * sizeof(double));
     for (int t = 0; t < threads; t++)
         for (idx j = 0; j < 3 * c; j++) out[j] += work[w * t + j];
@@ -298,55 +256,40 @@ int lbpar_dice_sums(const float *x, const float *m, const double *s, const idx *
     return 0;
 }
 
-INLINE void dice_backward_part(const float *x, const float *m, const double *s, const idx *target, idx start, idx r,
-                               idx last, idx c, const double *rest, const double *hit, float *g, double *inner,
-                               double *e) {
-    for (const idx most = depth(c); r < last; r += most) {
-        const idx rows = smaller(most, last - r);
-        softmax(x + r * c, m + r, s + r, rows, c, e);
+/* g = rest + hit * onehot(target), per class; inner (n) = sum over classes of g * softmax. */
+int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, const double *rest,
+                        const double *hit, float *g, double *inner, idx start, idx n, idx c, int threads) {
+    IN_TILES(0, {
+        softmax(x + r * C, m + r, s + r, rows, C, e);
         for (idx i = 0; i < rows; i++) {
-            float *restrict o = g + (r + i) * c;
-            const double *p = e + i * c;
-            const idx k = target[r + i] - start;
-            double all = dot(p, rest, c);
-            for (idx j = 0; j < c; j++) o[j] = (float)rest[j];
-            if (k >= 0 && k < c) {
+            float *restrict o = g + (r + i) * C;
+            const double *p = e + i * C;
+            const idx k = TARGET(i);
+            double all = dot(p, rest, C);
+            for (idx j = 0; j < C; j++) o[j] = (float)rest[j];
+            if (within(k, C)) {
                 o[k] = (float)(rest[k] + hit[k]);
                 all += p[k] * hit[k];
             }
             inner[r + i] = all;
         }
-    }
-}
-
-/* g = rest + hit * onehot(target), per class; inner (n) = sum over classes of g * softmax. */
-int lbpar_dice_backward(const float *x, const float *m, const double *s, const idx *target, const double *rest,
-                        const double *hit, float *g, double *inner, idx start, idx n, idx c, int threads) {
-#define PART(C) dice_backward_part(x, m, s, target, start, r, last, C, rest, hit, g, inner, e)
-    IN_TILES(PART)
-#undef PART
+    })
+    free(work);
     return 0;
-}
-
-INLINE void dice_data_part(const float *x, const float *m, const double *s, const float *g, const double *inner, idx r,
-                           idx last, idx c, float *dx, double *e) {
-    for (const idx most = depth(c); r < last; r += most) {
-        const idx rows = smaller(most, last - r);
-        softmax(x + r * c, m + r, s + r, rows, c, e);
-        for (idx i = 0; i < rows; i++) {
-            const idx at = (r + i) * c;
-            const double centre = inner[r + i];
-            for (idx j = 0; j < c; j++) dx[at + j] = (float)((g[at + j] - centre) * e[i * c + j]);
-        }
-    }
 }
 
 /* dx = softmax * (g - inner). */
 int lbpar_dice_backward_data(const float *x, const float *m, const double *s, const float *g, const double *inner,
                              float *dx, idx n, idx c, int threads) {
-#define PART(C) dice_data_part(x, m, s, g, inner, r, last, C, dx, e)
-    IN_TILES(PART)
-#undef PART
+    IN_TILES(0, {
+        softmax(x + r * C, m + r, s + r, rows, C, e);
+        for (idx i = 0; i < rows; i++) {
+            const idx at = (r + i) * C;
+            const double centre = inner[r + i];
+            for (idx j = 0; j < C; j++) dx[at + j] = (float)((g[at + j] - centre) * e[i * C + j]);
+        }
+    })
+    free(work);
     return 0;
 }
 

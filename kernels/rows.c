@@ -17,6 +17,13 @@ typedef int64_t idx;
 
 enum { WIDE = 256 };
 
+/* Runs a block with A and B constants: whether `a` and `b` hold. */
+#define BY_FLAGS(a, b, ...)                                                                                            \
+    if ((a) && (b)) { enum { A = 1, B = 1 }; __VA_ARGS__ }                                                             \
+    else if (a) { enum { A = 1, B = 0 }; __VA_ARGS__ }                                                                 \
+    else if (b) { enum { A = 0, B = 1 }; __VA_ARGS__ }                                                                 \
+    else { enum { A = 0, B = 0 }; __VA_ARGS__ }
+
 static inline idx smaller(idx a, idx b) { return a < b ? a : b; }
 
 static idx wide(idx n, idx c) {
@@ -115,29 +122,6 @@ int lbpar_norm_sums(const float *x, const double *shift, double *out, idx n, idx
     return 0;
 }
 
-/* Flags are constants where this is inlined. Each step makes g = dy [+ more], 0 where y is not above 0. */
-static inline __attribute__((always_inline)) void backward_rows(const float *x, const float *dy, const float *more,
-                                                                const float *y, float *g, const double *centre, idx w,
-                                                                idx total, idx r, idx last, double *sum, double *dot,
-                                                                const int two, const int relu) {
-    double *restrict s = sum, *restrict q = dot;
-    const double *restrict m = centre;
-    for (; r < last; r++) {
-        const idx at = r * w, len = smaller(w, total - at);
-        const float *restrict a = x + at, *restrict b = dy + at, *restrict b2 = two ? more + at : 0;
-        const float *restrict f = relu ? y + at : 0;
-        float *restrict o = two || relu ? g + at : 0;
-        for (idx j = 0; j < len; j++) {
-            float d = b[j];
-            if (two) d += b2[j];
-            if (relu) d = f[j] > 0 ? d : 0;
-            if (two || relu) o[j] = d;
-            s[j] += d;
-            q[j] += (double)d * (a[j] - m[j]);
-        }
-    }
-}
-
 /* g = dy [+ more] [masked by y > 0], stored where it is not dy itself; out (2, c) = sum(g), invstd * sum(g * (x - mean)). */
 int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more, const float *y, float *g,
                              const double *mean, const double *invstd, double *out, idx n, idx c, int threads) {
@@ -147,34 +131,28 @@ int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more,
     tile_double(centre, mean, c, w);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
-        double *s = part + 2 * w * t, *q = s + w;
-        const idx r = share(end, t, threads), last = share(end, t + 1, threads);
-        if (more && y) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 1, 1);
-        else if (y) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 0, 1);
-        else if (more) backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 1, 0);
-        else backward_rows(x, dy, more, y, g, centre, w, total, r, last, s, q, 0, 0);
+        double *restrict s = part + 2 * w * t, *restrict q = s + w;
+        const double *restrict m = centre;
+        const idx last = share(end, t + 1, threads);
+        BY_FLAGS(more, y, for (idx r = share(end, t, threads); r < last; r++) {
+            const idx at = r * w, len = smaller(w, total - at);
+            const float *restrict a = x + at, *restrict b = dy + at, *restrict b2 = A ? more + at : 0;
+            const float *restrict f = B ? y + at : 0;
+            float *restrict o = A || B ? g + at : 0;
+            for (idx j = 0; j < len; j++) {
+                float d = b[j];
+                if (A) d += b2[j];
+                if (B) d = f[j] > 0 ? d : 0;
+                if (A || B) o[j] = d;
+                s[j] += d;
+                q[j] += (double)d * (a[j] - m[j]);
+            }
+        })
     }
     merge(part, threads, c, w, out);
     for (idx j = 0; j < c; j++) out[c + j] *= invstd[j];
     free(centre), free(part);
     return 0;
-}
-
-static inline __attribute__((always_inline)) void apply_rows(const float *x, const float *z, float *y, const float *v,
-                                                             idx w, idx total, idx r, idx last, const int add,
-                                                             const int relu) {
-    const float *restrict m = v, *restrict f = v + w, *restrict b = v + 2 * w;
-    for (; r < last; r++) {
-        const idx at = r * w, len = smaller(w, total - at);
-        const float *restrict a = x + at, *restrict e = add ? z + at : 0;
-        float *restrict o = y + at;
-        for (idx j = 0; j < len; j++) {
-            float d = (a[j] - m[j]) * f[j] + b[j];
-            if (add) d += e[j];
-            if (relu) d = d < 0 ? 0 : d; /* keeps NaN */
-            o[j] = d;
-        }
-    }
 }
 
 /* y = (x - mean) * invstd [* scale] [+ bias] [+ z] [relu]; absent operands are null. */
@@ -192,11 +170,19 @@ int lbpar_norm_apply(const float *x, const float *z, float *y, const double *mea
     for (int k = 0; k < 3; k++) tile_float(v + k * w, c, w);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
-        const idx r = share(end, t, threads), last = share(end, t + 1, threads);
-        if (z && relu) apply_rows(x, z, y, v, w, total, r, last, 1, 1);
-        else if (z) apply_rows(x, z, y, v, w, total, r, last, 1, 0);
-        else if (relu) apply_rows(x, z, y, v, w, total, r, last, 0, 1);
-        else apply_rows(x, z, y, v, w, total, r, last, 0, 0);
+        const float *restrict m = v, *restrict f = v + w, *restrict b = v + 2 * w;
+        const idx last = share(end, t + 1, threads);
+        BY_FLAGS(z, relu, for (idx r = share(end, t, threads); r < last; r++) {
+            const idx at = r * w, len = smaller(w, total - at);
+            const float *restrict a = x + at, *restrict e = A ? z + at : 0;
+            float *restrict o = y + at;
+            for (idx j = 0; j < len; j++) {
+                float d = (a[j] - m[j]) * f[j] + b[j];
+                if (A) d += e[j];
+                if (B) d = d < 0 ? 0 : d; /* keeps NaN */
+                o[j] = d;
+            }
+        })
     }
     free(v);
     return 0;

@@ -1,6 +1,6 @@
 /* Optimizer steps on CPUs, each one pass over memory. All arrays are float32 of n elements.
  *
- * The operations and their order are those of the NumPy code in lbpar/train/optim, each rounded to float32: results are
+ * The operations and their order are those of the NumPy code in lbpar/engine/updates.py, each rounded to float32: results are
  * the same to the last bit. (The file must therefore be compiled without contraction of products and sums.)
  */
 #include <math.h>

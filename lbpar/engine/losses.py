@@ -6,124 +6,109 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lbpar.engine.base import Array, Float64Array
+from lbpar.engine.base import Array, Engine, Float64Array
 from lbpar.engine.norm import rows_of, sum_rows
 
 
-def softmax_max(x: Array) -> Array:
-    """See `Engine.softmax_max`."""
-    return np.asarray(x.max(axis=-1, initial=-np.inf))
+class Losses(Engine):
+    """The engine's split softmax and losses."""
 
+    def softmax_max(self, x: Array) -> Array:
+        return np.asarray(x.max(axis=-1, initial=-np.inf))
 
-def softmax_sums(x: Array, m: Array, target: Array, class_start: int) -> Float64Array:
-    """See `Engine.softmax_sums`."""
-    difference = _shifted(x, m)
-    result = np.empty((3, *x.shape[:-1]))
-    np.exp(difference).sum(axis=-1, out=result[0])
-    result[1] = _at_target(difference, target, class_start)
-    difference.sum(axis=-1, out=result[2])
-    return result
+    def softmax_sums(self, x: Array, m: Array, target: Array, class_start: int) -> Float64Array:
+        difference = _shifted(x, m)
+        result = np.empty((3, *x.shape[:-1]))
+        np.exp(difference).sum(axis=-1, out=result[0])
+        result[1] = _at_target(difference, target, class_start)
+        difference.sum(axis=-1, out=result[2])
+        return result
 
+    def cross_entropy_loss(self, sums: Array, smoothing: float, classes: int, scale: float) -> Float64Array:
+        each = np.log(sums[0]) - (1 - smoothing) * sums[1]
+        if smoothing:  # unsmoothed, a logit of -inf is legal and must not turn into 0 * -inf
+            each -= smoothing / classes * sums[2]
+        return np.asarray(scale * each.sum())
 
-def cross_entropy_loss(sums: Array, smoothing: float, classes: int, scale: float) -> Float64Array:
-    """See `Engine.cross_entropy_loss`."""
-    each = np.log(sums[0]) - (1 - smoothing) * sums[1]
-    if smoothing:  # unsmoothed, a logit of -inf is legal and must not turn into 0 * -inf
-        each -= smoothing / classes * sums[2]
-    return np.asarray(scale * each.sum())
+    def cross_entropy_backward(
+        self,
+        x: Array,
+        m: Array,
+        sums: Array,
+        target: Array,
+        class_start: int,
+        smoothing: float,
+        classes: int,
+        scale: float,
+    ) -> Array:
+        dx = _probabilities(x, m, sums)
+        dx -= smoothing / classes
+        _add_at_target(dx, target, class_start, smoothing - 1)
+        dx *= scale
+        return dx.astype(x.dtype, copy=False)
 
+    def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
+        difference, own = _shifted(x, m), sums[1][..., None]
+        earlier = np.arange(class_start, class_start + x.shape[-1]) < target[..., None]
+        before = np.count_nonzero((difference > own) | (earlier & (difference == own)), axis=-1)
+        return np.where(np.isfinite(sums[0]), before, np.inf)
 
-def cross_entropy_backward(
-    x: Array, m: Array, sums: Array, target: Array, class_start: int, smoothing: float, classes: int, scale: float
-) -> Array:
-    """See `Engine.cross_entropy_backward`."""
-    dx = _probabilities(x, m, sums)
-    dx -= smoothing / classes
-    _add_at_target(dx, target, class_start, smoothing - 1)
-    dx *= scale
-    return dx.astype(x.dtype, copy=False)
+    def count_hits(self, rank: Array, tops: Sequence[int]) -> Float64Array:
+        return np.array([(rank < k).sum() for k in tops], np.float64)
 
+    def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
+        return np.asarray(scale * np.square(x.astype(np.float64) - t).sum())
 
-def softmax_rank(x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-    """See `Engine.softmax_rank`."""
-    difference, own = _shifted(x, m), sums[1][..., None]
-    earlier = np.arange(class_start, class_start + x.shape[-1]) < target[..., None]
-    before = np.count_nonzero((difference > own) | (earlier & (difference == own)), axis=-1)
-    return np.where(np.isfinite(sums[0]), before, np.inf)
+    def mse_backward(self, x: Array, t: Array, scale: float) -> Array:
+        dx = x - t.astype(x.dtype, copy=False)
+        dx *= 2 * scale
+        return dx
 
+    def bce_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
+        """Max(x, 0) - x*t + log(1 + exp(-|x|)) never overflows."""
+        z = x.astype(np.float64)
+        return np.asarray(scale * (np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))).sum())
 
-def count_hits(rank: Array, tops: Sequence[int]) -> Float64Array:
-    """See `Engine.count_hits`."""
-    return np.array([(rank < k).sum() for k in tops], np.float64)
+    def bce_backward(self, x: Array, t: Array, scale: float) -> Array:
+        dx = sigmoid(x)
+        dx -= t.astype(x.dtype, copy=False)
+        dx *= scale
+        return dx
 
+    def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
+        p = _probabilities(x, m, sums)
+        local, inside = _local(target, class_start, x.shape[-1])
+        hit = local[inside]
+        result = np.empty((3, x.shape[-1]))
+        result[0] = np.bincount(hit, weights=_at_target(p, target, class_start)[inside], minlength=x.shape[-1])
+        result[1] = sum_rows(p)
+        result[2] = np.bincount(hit, minlength=x.shape[-1])
+        return result
 
-def mse_loss(x: Array, t: Array, scale: float) -> Float64Array:
-    """See `Engine.mse_loss`."""
-    return np.asarray(scale * np.square(x.astype(np.float64) - t).sum())
+    def dice_loss(self, dsums: Array, eps: float, classes: int) -> Float64Array:
+        overlap, p, t = dsums
+        return np.asarray(((1 - (2 * overlap + eps) / (p + t + eps)) / classes).sum())
 
+    def dice_backward(
+        self, x: Array, m: Array, sums: Array, target: Array, class_start: int, dsums: Array, eps: float, classes: int
+    ) -> tuple[Array, Float64Array]:
+        overlap, p, t = dsums
+        union = p + t + eps
+        g = np.empty(x.shape)
+        g[...] = (2 * overlap + eps) / (union * union) / classes
+        _add_at_target(g, target, class_start, -2 / union / classes)
+        return g.astype(x.dtype), np.asarray((g * _probabilities(x, m, sums)).sum(axis=-1))
 
-def mse_backward(x: Array, t: Array, scale: float) -> Array:
-    """See `Engine.mse_backward`."""
-    dx = x - t.astype(x.dtype, copy=False)
-    dx *= 2 * scale
-    return dx
-
-
-def bce_loss(x: Array, t: Array, scale: float) -> Float64Array:
-    """See `Engine.bce_loss`: max(x, 0) - x*t + log(1 + exp(-|x|)) never overflows."""
-    z = x.astype(np.float64)
-    return np.asarray(scale * (np.maximum(z, 0) - z * t + np.log1p(np.exp(-np.abs(z)))).sum())
-
-
-def bce_backward(x: Array, t: Array, scale: float) -> Array:
-    """See `Engine.bce_backward`."""
-    dx = sigmoid(x)
-    dx -= t.astype(x.dtype, copy=False)
-    dx *= scale
-    return dx
+    def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
+        dx = g - inner[..., None]
+        dx *= _probabilities(x, m, sums)
+        return dx.astype(x.dtype, copy=False)
 
 
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + exp(-x))`` from exp(-|x|), which neither overflows nor loses small values."""
     e = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, 1, e) / (1 + e))
-
-
-def dice_sums(x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-    """See `Engine.dice_sums`."""
-    p = _probabilities(x, m, sums)
-    local, inside = _local(target, class_start, x.shape[-1])
-    hit = local[inside]
-    result = np.empty((3, x.shape[-1]))
-    result[0] = np.bincount(hit, weights=_at_target(p, target, class_start)[inside], minlength=x.shape[-1])
-    result[1] = sum_rows(p)
-    result[2] = np.bincount(hit, minlength=x.shape[-1])
-    return result
-
-
-def dice_loss(dsums: Array, eps: float, classes: int) -> Float64Array:
-    """See `Engine.dice_loss`."""
-    overlap, p, t = dsums
-    return np.asarray(((1 - (2 * overlap + eps) / (p + t + eps)) / classes).sum())
-
-
-def dice_backward(
-    x: Array, m: Array, sums: Array, target: Array, class_start: int, dsums: Array, eps: float, classes: int
-) -> tuple[Array, Float64Array]:
-    """See `Engine.dice_backward`."""
-    overlap, p, t = dsums
-    union = p + t + eps
-    g = np.empty(x.shape)
-    g[...] = (2 * overlap + eps) / (union * union) / classes
-    _add_at_target(g, target, class_start, -2 / union / classes)
-    return g.astype(x.dtype), np.asarray((g * _probabilities(x, m, sums)).sum(axis=-1))
-
-
-def dice_backward_data(x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
-    """See `Engine.dice_backward_data`."""
-    dx = g - inner[..., None]
-    dx *= _probabilities(x, m, sums)
-    return dx.astype(x.dtype, copy=False)
 
 
 def _shifted(x: Array, m: Array) -> Float64Array:

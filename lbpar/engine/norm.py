@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lbpar.engine.base import Array, Float64Array
+from lbpar.engine.base import Array, Engine, Float64Array
 from lbpar.engine.double_double import Pair, add, leading, plus, times
 
 BLOCK_ELEMENTS = 1 << 15
@@ -33,18 +33,61 @@ def sum_rows(x: Array) -> Float64Array:
     return total
 
 
-def sums(x: Array, shift: Array) -> Float64Array:
-    """See `Engine.norm_sums`."""
-    matrix = rows_of(x)
-    if not matrix.size:
-        return np.zeros((4, matrix.shape[1]))
-    origin = matrix[0].astype(np.float64)
+class Norms(Engine):
+    """The engine's normalisation."""
 
-    def terms(part: slice) -> tuple[Float64Array, ...]:
-        difference = matrix[part] - origin
-        return difference, difference * difference
+    def norm_sums(self, x: Array, shift: Array) -> Float64Array:
+        matrix = rows_of(x)
+        if not matrix.size:
+            return np.zeros((4, matrix.shape[1]))
+        origin = matrix[0].astype(np.float64)
 
-    return moved(_block_sums(len(matrix), matrix.shape[1], terms), len(matrix), origin, np.asarray(shift, np.float64))
+        def terms(part: slice) -> tuple[Float64Array, ...]:
+            difference = matrix[part] - origin
+            return difference, difference * difference
+
+        return moved(
+            _block_sums(len(matrix), matrix.shape[1], terms), len(matrix), origin, np.asarray(shift, np.float64)
+        )
+
+    def norm_moments(self, sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
+        offset, var = _offset_and_variance(sums, max(count, 1))
+        return np.stack([shift + offset, 1.0 / np.sqrt(var + eps), var])
+
+    def norm_running(self, sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
+        offset, biased = _offset_and_variance(sums, count)
+        mean += momentum * offset
+        var += momentum * (biased * (count / max(count - 1, 1)) - var)
+
+    def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
+        factor = invstd if scale is None else invstd * scale
+        centre = mean.astype(x.dtype)
+        y = x - centre
+        y *= factor.astype(x.dtype)
+        y += ((centre - mean) * factor + (0 if bias is None else bias)).astype(x.dtype)
+        return y
+
+    def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
+        matrix, gradient = rows_of(x), rows_of(dy)
+
+        def terms(part: slice) -> tuple[Float64Array, ...]:
+            g = gradient[part].astype(np.float64)
+            return g, (matrix[part] - np.asarray(mean, dtype=np.float64)) * g
+
+        result = _block_sums(len(matrix), matrix.shape[1], terms)
+        result[1] *= invstd
+        return result
+
+    def norm_backward_data(
+        self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
+    ) -> Array:
+        factor = invstd if scale is None else invstd * scale
+        slope, centre = -factor * invstd * sums[1] / count, mean.astype(x.dtype)
+        dx = x - centre
+        dx *= slope.astype(x.dtype)
+        dx += ((centre - mean) * slope - factor * sums[0] / count).astype(x.dtype)
+        dx += dy * factor.astype(x.dtype)
+        return dx
 
 
 def moved(sums: Float64Array, count: int, origin: Float64Array, shift: Float64Array) -> Float64Array:
@@ -56,61 +99,12 @@ def moved(sums: Float64Array, count: int, origin: Float64Array, shift: Float64Ar
     return np.stack([part for high, p in parts for part in (high, (p.high - high) + p.low)])
 
 
-def moments(sums: Array, shift: Array, count: float, eps: float) -> Float64Array:
-    """See `Engine.norm_moments`."""
-    offset, var = _offset_and_variance(sums, max(count, 1))
-    return np.stack([shift + offset, 1.0 / np.sqrt(var + eps), var])
-
-
-def running(sums: Array, mean: Array, var: Array, momentum: float, count: int) -> None:
-    """See `Engine.norm_running`."""
-    offset, biased = _offset_and_variance(sums, count)
-    mean += momentum * offset
-    var += momentum * (biased * (count / max(count - 1, 1)) - var)
-
-
 def _offset_and_variance(sums: Array, count: float) -> tuple[Float64Array, Float64Array]:
     """Mean less shift, and biased variance, from `Engine.norm_sums` over ``count`` values."""
     first, second = add(sums[0], sums[1]), add(sums[2], sums[3])
     square, scaled = times(first, first), times(second, Pair(count))
     difference = (scaled.high - square.high) + (scaled.low - square.low)
     return first.high / count, np.maximum(difference / (count * count), 0.0)
-
-
-def apply(x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
-    """See `Engine.norm_apply`."""
-    factor = invstd if scale is None else invstd * scale
-    centre = mean.astype(x.dtype)
-    y = x - centre
-    y *= factor.astype(x.dtype)
-    y += ((centre - mean) * factor + (0 if bias is None else bias)).astype(x.dtype)
-    return y
-
-
-def backward_sums(x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
-    """See `Engine.norm_backward_sums`."""
-    matrix, gradient = rows_of(x), rows_of(dy)
-
-    def terms(part: slice) -> tuple[Float64Array, ...]:
-        g = gradient[part].astype(np.float64)
-        return g, (matrix[part] - np.asarray(mean, dtype=np.float64)) * g
-
-    result = _block_sums(len(matrix), matrix.shape[1], terms)
-    result[1] *= invstd
-    return result
-
-
-def backward_data(
-    x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
-) -> Array:
-    """See `Engine.norm_backward_data`."""
-    factor = invstd if scale is None else invstd * scale
-    slope, centre = -factor * invstd * sums[1] / count, mean.astype(x.dtype)
-    dx = x - centre
-    dx *= slope.astype(x.dtype)
-    dx += ((centre - mean) * slope - factor * sums[0] / count).astype(x.dtype)
-    dx += dy * factor.astype(x.dtype)
-    return dx
 
 
 def _block_sums(rows: int, columns: int, terms: Callable[[slice], tuple[Float64Array, ...]]) -> Float64Array:

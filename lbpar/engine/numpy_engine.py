@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lbpar.engine import channels, convolution, losses, norm, pooling, updates
+from lbpar.engine import convolution
 from lbpar.engine.base import Array, Engine
+from lbpar.engine.channels import Channels
 from lbpar.engine.device import Host
+from lbpar.engine.losses import Losses, sigmoid
 from lbpar.engine.masks import keep_where
+from lbpar.engine.norm import Norms, sum_rows
+from lbpar.engine.pooling import Pooling
+from lbpar.engine.updates import Updates
 from lbpar.random import outer_sum, uniform32
 
 
-class NumpyEngine(Host, Engine):
+class NumpyEngine(Host, Pooling, Norms, Channels, Losses, Updates, Engine):
     """All local kernels in NumPy.
 
     An engine for another library on host memory derives from this one, overrides what the library does better and
@@ -36,7 +41,7 @@ class NumpyEngine(Host, Engine):
         return y
 
     def bias_backward(self, dy: Array) -> Array:
-        return norm.sum_rows(dy).astype(dy.dtype)
+        return sum_rows(dy).astype(dy.dtype)
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
         y = np.matmul(x, w.T)
@@ -49,20 +54,6 @@ class NumpyEngine(Host, Engine):
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
         return np.matmul(dy.T, x, out=out)
-
-    max_pool_forward = staticmethod(pooling.max_forward)
-    max_pool_backward = staticmethod(pooling.max_backward)
-    avg_pool_forward = staticmethod(pooling.avg_forward)
-    avg_pool_backward = staticmethod(pooling.avg_backward)
-    spatial_sum = staticmethod(pooling.spatial_sum)
-    spatial_broadcast = staticmethod(pooling.spatial_broadcast)
-
-    norm_sums = staticmethod(norm.sums)
-    norm_moments = staticmethod(norm.moments)
-    norm_running = staticmethod(norm.running)
-    norm_apply = staticmethod(norm.apply)
-    norm_backward_sums = staticmethod(norm.backward_sums)
-    norm_backward_data = staticmethod(norm.backward_data)
 
     def norm_inference(
         self, x: Array, mean: Array, var: Array, scale: Array | None, bias: Array | None, eps: float
@@ -88,7 +79,7 @@ class NumpyEngine(Host, Engine):
         dx *= dy
         return dx
 
-    sigmoid_forward = staticmethod(losses.sigmoid)
+    sigmoid_forward = staticmethod(sigmoid)
 
     def sigmoid_backward(self, y: Array, dy: Array) -> Array:
         dx = 1 - y
@@ -108,18 +99,10 @@ class NumpyEngine(Host, Engine):
         dx *= dy
         return dx
 
-    local_response_norm_forward = staticmethod(channels.local_response_norm_forward)
-    local_response_norm_backward = staticmethod(channels.local_response_norm_backward)
-
     def local_response_norm_ratio(self, y: Array, dy: Array, scale: Array) -> Array:
         out = dy * y
         out /= scale
         return out
-
-    softmax_denominator = staticmethod(channels.softmax_denominator)
-    softmax_forward = staticmethod(channels.softmax_forward)
-    softmax_inner = staticmethod(channels.softmax_inner)
-    softmax_backward = staticmethod(channels.softmax_backward)
 
     def channel_shuffle(self, x: Array, rows: int, columns: int) -> Array:
         table = x.reshape((*x.shape[:-1], rows, columns))
@@ -143,9 +126,6 @@ class NumpyEngine(Host, Engine):
     def concat(self, xs: Sequence[Array]) -> Array:
         return np.concatenate(xs, axis=-1)
 
-    upsample_forward = staticmethod(pooling.upsample_forward)
-    upsample_backward = staticmethod(pooling.upsample_backward)
-
     def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         if rate >= 1:
             return np.zeros_like(x)
@@ -153,31 +133,8 @@ class NumpyEngine(Host, Engine):
         y *= 1 / (1 - rate)
         return y
 
-    softmax_max = staticmethod(losses.softmax_max)
-    softmax_sums = staticmethod(losses.softmax_sums)
-    softmax_rank = staticmethod(losses.softmax_rank)
-    count_hits = staticmethod(losses.count_hits)
-    cross_entropy_loss = staticmethod(losses.cross_entropy_loss)
-    cross_entropy_backward = staticmethod(losses.cross_entropy_backward)
-    mse_loss = staticmethod(losses.mse_loss)
-    mse_backward = staticmethod(losses.mse_backward)
-    bce_loss = staticmethod(losses.bce_loss)
-    bce_backward = staticmethod(losses.bce_backward)
-    dice_sums = staticmethod(losses.dice_sums)
-    dice_loss = staticmethod(losses.dice_loss)
-    dice_backward = staticmethod(losses.dice_backward)
-    dice_backward_data = staticmethod(losses.dice_backward_data)
-
     def axpy(self, a: float, x: Array, y: Array | None = None) -> Array:
         result = x * x.dtype.type(a)
         if y is not None:
             result += y
         return result
-
-    squared_norms = staticmethod(updates.squared_norms)
-    clip = staticmethod(updates.clip)
-    sgd = staticmethod(updates.sgd)
-    adam = staticmethod(updates.adam)
-    lars = staticmethod(updates.lars)
-    lamb_moments = staticmethod(updates.lamb_moments)
-    lamb = staticmethod(updates.lamb)
