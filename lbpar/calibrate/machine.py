@@ -94,7 +94,7 @@ def _together(
 ) -> MachineFile:
     hosts = transport.allgather_obj(platform.node())
     cores = max(1, min(transport.allgather_obj(node_cores())) // (engine.threads or 1))
-    crowd = max(map(hosts.count, hosts))
+    ranks = max(map(hosts.count, hosts))  # on one node, at most
     place = hosts[: transport.rank].count(hosts[transport.rank])
     compute = None
     with transport.counter.paused():
@@ -105,9 +105,9 @@ def _together(
         while not done.test():
             time.sleep(NAP)
         done.wait()
-        file = transport.bcast(None if compute is None else _file(compute, crowd))
+        file = transport.bcast(None if compute is None else _file(compute, ranks))
         linked = transport.bcast(measure_links(engine, transport, hosts, file))
-    return linked.model_copy(update={"cores": cores}) if crowd > cores else linked
+    return linked.model_copy(update={"cores": cores}) if ranks > cores else linked
 
 
 def _file(compute: ComputeConfig, ranks: int) -> MachineFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.builder import OPS, GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 
@@ -62,8 +62,12 @@ def samples(more: bool = False) -> Iterator[tuple[Graph, int]]:
             x = g.linear(x, features)
         yield g.build(x).with_loss(CrossEntropy()), batch
     for spatial in ((32, 32), (16, 16, 16)):
-        yield _pointwise(spatial), 4
-    g = GraphBuilder((64, 64, 8), name="sample")
+        yield _fused(spatial), 4
+        for kind, op in OPS.items():
+            if op.sample is not None:
+                g = GraphBuilder((*spatial, 32), name="sample")
+                yield _ended(g, g.layer(kind, [g.input] * 2 if op.options.joins else g.input, **op.sample)), 4
+    g = GraphBuilder((64, 64, 8), name="sample")  # a loss of many positions
     yield g.build(g.relu(g.input)).with_loss(CrossEntropy()), 4
 
 
@@ -82,18 +86,11 @@ def _many() -> Iterator[Convolution]:
                 yield 1, (side,) * dims, c, f, kernel
 
 
-def _pointwise(spatial: tuple[int, ...]) -> Graph:
-    """One of each layer whose speed is that of memory, alone and as fused with its neighbours."""
+def _fused(spatial: tuple[int, ...]) -> Graph:
+    """Layers that run fused with their neighbours."""
     g = GraphBuilder((*spatial, 32), name="sample")
-    x = g.norm(g.input)
-    y = g.relu(g.norm(x))
-    x = g.relu(g.add([g.norm(y), y]))
-    x = g.concat([g.sigmoid(x), g.tanh(g.leaky_relu(y))])
-    x = g.softmax(g.channel_shuffle(g.local_response_norm(x), 4))
-    x = g.max_pool(g.relu(g.add([x, x])), 3, stride=1, pad=1)
-    x = g.multiply([x, g.upsample(g.avg_pool(x, 2), 2)])
-    x = g.conv_transpose(g.max_pool(x, 2), 32, 2, stride=2)
-    return _ended(g, g.dropout(x, 0.5))
+    y = g.relu(g.norm(g.norm(g.input)))
+    return _ended(g, g.relu(g.add([g.norm(y), y])))
 
 
 def _ended(g: GraphBuilder, x: str) -> Graph:

@@ -73,6 +73,9 @@ class Op(ABC):
     weighted: ClassVar[bool] = False
     #: Whether element i of the output depends on elements i of the inputs only.
     elementwise: ClassVar[bool] = False
+    #: Options with which calibration runs it alone, for kernels whose speed is that of memory; None for products of matrices,
+    #: and for what others' samples show.
+    sample: ClassVar[Mapping[str, Any] | None] = None
     #: Inputs that carry no gradient (labels).
     no_grad: ClassVar[frozenset[int]] = frozenset()
 

@@ -14,7 +14,8 @@ from lbpar.plan.command import run as plan
 def test_a_measured_file_is_what_the_planner_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = list(samples())[-4:]
+    found = list(samples())
+    few = [found[0], *found[-2:]]
     monkeypatch.setattr("lbpar.calibrate.samples.samples", lambda more: few)
     path = str(tmp_path / "m.yaml")
     assert command.main(["--out", path, "--name", "here", "--engine", "numpy", "--repeats", "1"]) == 0
@@ -45,5 +46,5 @@ def test_mistakes_are_said_before_anything_is_measured(
 
 def test_more_samples_cover_more_shapes_and_stay_small() -> None:
     few, many = list(samples()), list(samples(more=True))
-    assert len(many) > 4 * len(few)
+    assert len(many) > len(few) + 100
     assert all(graph.loss is not None and batch >= 1 for graph, batch in many)

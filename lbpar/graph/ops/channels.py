@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer
@@ -26,6 +26,7 @@ class LocalResponseNorm(Op):
     beta: float
     k: float
     options: ClassVar[type[Layer]] = layers.LocalResponseNorm
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def _windowed(self, value: str, shape: Shape, transposed: bool) -> Operand:
         window = Window(self.size, pad=self.size // 2)
@@ -53,6 +54,7 @@ class Softmax(Op):
     """exp(x - max) / sum of exp(x - max), over the channels; where they are split, maximum and sums are combined over ranks."""
 
     options: ClassVar[type[Layer]] = layers.Softmax
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         (shape,) = xs
@@ -85,6 +87,7 @@ class ChannelShuffle(Op):
 
     groups: int
     options: ClassVar[type[Layer]] = layers.ChannelShuffle
+    sample: ClassVar[Mapping[str, Any] | None] = {"groups": 4}
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         if xs[0][-1] % self.groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer, NormStats
@@ -36,6 +36,7 @@ class Norm(Op):
     affine: bool
     stats: NormStats
     options: ClassVar[type[Layer]] = layers.Norm
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         c = (Index(xs[0][-1], ("C",)),)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer
@@ -19,6 +19,7 @@ class Pointwise(Op):
     """Output element i depends on input elements i only; all tensors have one shape."""
 
     elementwise: ClassVar[bool] = True
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         if not xs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -47,6 +47,7 @@ class MaxPool(_Pool):
     """Maximum over each window; padding never wins; the first maximum in row-major order takes the gradient."""
 
     options: ClassVar[type[Layer]] = layers.MaxPool
+    sample: ClassVar[Mapping[str, Any] | None] = {"kernel": 3, "stride": 1, "pad": 1}
 
     def attrs(self) -> Attrs:
         return (("windows", self.windows),)
@@ -70,6 +71,7 @@ class AvgPool(_Pool):
 
     count_include_pad: bool
     options: ClassVar[type[Layer]] = layers.AvgPool
+    sample: ClassVar[Mapping[str, Any] | None] = {"kernel": 2}
 
     def _kernel(self, name: str, xs: Sequence[Shape], over: Shape, read: Operand, write: Operand) -> Kernel:
         extents = zip(xs[0][1:-1], self.pad, strict=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer
@@ -20,6 +20,7 @@ class Concat(Op):
     """Concatenation along the channels."""
 
     options: ClassVar[type[Layer]] = layers.Concat
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         if not xs:
@@ -85,6 +86,7 @@ class Upsample(Op):
 
     factor: tuple[int, ...]
     options: ClassVar[type[Layer]] = layers.Upsample
+    sample: ClassVar[Mapping[str, Any] | None] = {}
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
         (s,) = xs

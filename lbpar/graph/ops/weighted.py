@@ -6,10 +6,10 @@ the data gradient of a convolution with the same array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer
@@ -130,6 +130,7 @@ class ConvTranspose(_Filter):
 
     output_pad: tuple[int, ...]
     options: ClassVar[type[Layer]] = layers.ConvTranspose
+    sample: ClassVar[Mapping[str, Any] | None] = {"filters": 32, "kernel": 2, "stride": 2}
     transposed: ClassVar[bool] = True
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
