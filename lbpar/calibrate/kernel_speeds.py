@@ -21,7 +21,7 @@ from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program
 from lbpar.runtime.executor import Executor
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD
 from lbpar.transport.single import SingleTransport
 
 #: Bytes of operands from which on a kernel's speed is that of its memory, and up to which it is its start that takes time.

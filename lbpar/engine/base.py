@@ -513,15 +513,7 @@ class Engine(Rules):
 
     @abstractmethod
     def dice_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        class_start: int,
-        dsums: Array,
-        eps: float,
-        classes: int,
+        self, x: Array, m: Array, sums: Array, target: Array, class_start: int, dsums: Array, eps: float, classes: int
     ) -> tuple[Array, Float64Array]:
         """First half of the gradient of the Dice loss.
 

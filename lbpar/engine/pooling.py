@@ -54,7 +54,7 @@ class Pooling(Engine):
             for tap in range(dim.kernel):
                 out, read = tap_slices(dim, tap, y.shape[axis], n_out)
                 total[_along(axis, out)] += y[_along(axis, read)]
-            total *= _factors(divisor, axis, y)
+            total *= factors(divisor, axis, y)
             y = total
         return y
 
@@ -64,7 +64,7 @@ class Pooling(Engine):
         dx = dy
         for axis, (dim, n_in, divisor) in enumerate(zip(win, in_spatial, divisors, strict=True), start=1):
             total = np.zeros((*dx.shape[:axis], n_in, *dx.shape[axis + 1 :]), dtype=dy.dtype)
-            part = dx * _factors(divisor, axis, dx)
+            part = dx * factors(divisor, axis, dx)
             for tap in range(dim.kernel):
                 out, read = tap_slices(dim, tap, n_in, dx.shape[axis])
                 total[_along(axis, read)] += part[_along(axis, out)]
@@ -123,7 +123,7 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
     return (*(slice(None) for _ in range(axis)), part)
 
 
-def _factors(divisor: Float64Array, axis: int, like: Array) -> Array:
+def factors(divisor: Float64Array, axis: int, like: Array) -> Array:
     """1 / divisor (0 where it is 0) in the type of ``like``, shaped to broadcast along ``axis``."""
     divisor = np.asarray(divisor, dtype=np.float64)
     inverse = np.divide(1.0, divisor, out=np.zeros_like(divisor), where=divisor != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from threading import Lock
 from typing import Any
@@ -16,30 +17,6 @@ from lbpar.transport.base import Request, Transport
 
 Array = Any
 Finish = Callable[[], Array]
-
-
-class _Guarded:
-    """A request whose wait excludes tests of it by another thread."""
-
-    def __init__(self, request: Request, lock: Lock) -> None:
-        self._request, self._lock = request, lock
-
-    def wait(self) -> Any:
-        with self._lock:
-            return self._request.wait()
-
-
-class _Deferred:
-    """An allreduce that is made where it is waited for."""
-
-    def __init__(self, call: Callable[[], Array]) -> None:
-        self._call: Callable[[], Array] | None = call
-        self._result: Array = None
-
-    def wait(self) -> Array:
-        if self._call is not None:
-            self._result, self._call = self._call(), None
-        return self._result
 
 
 class Transfers:
@@ -81,9 +58,15 @@ class Transfers:
         with self._lock:
             self._under_way.clear()
 
-    def _watch(self, request: Request) -> _Guarded:
+    def _watch(self, request: Request) -> Finish:
+        """What waits for a request, while no other thread tests it."""
         self._under_way.append(request)
-        return _Guarded(request, self._lock)
+
+        def wait() -> Array:
+            with self._lock:
+                return request.wait()
+
+        return wait
 
     def start(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         """Start a move of ``array`` (this rank's block in ``move.src``); the result is its block in ``move.dst``.
@@ -94,12 +77,12 @@ class Transfers:
 
     def allreduce_many(self, move: Move, flat: Array, shapes: Sequence[tuple[int, ...]], tag: str) -> list[Finish]:
         """Allreduce several arrays that lie one after the other, over the axes of ``move``; a finish for each."""
-        request = self._sum(flat, move, tag)
+        wait = self._sum(flat, move, tag)
         finishes: list[Finish] = []
         offset = 0
         for shape in shapes:
             part = slice(offset, offset + prod(shape))
-            finishes.append(lambda part=part, shape=shape: request.wait()[part].reshape(shape))  # type: ignore[misc]
+            finishes.append(lambda part=part, shape=shape: wait()[part].reshape(shape))  # type: ignore[misc]
             offset = part.stop
         return finishes
 
@@ -112,54 +95,45 @@ class Transfers:
 
     def _allreduce(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         flat = self._flat(array) if donate else self.engine.copy(array).reshape(-1)
-        request = self._sum(flat, move, tag)
-        return lambda: request.wait().reshape(array.shape)
+        wait = self._sum(flat, move, tag)
+        return lambda: wait().reshape(array.shape)
 
-    def _sum(self, flat: Array, move: Move, tag: str) -> _Guarded | _Deferred:
-        if self.deferred:
-            return _Deferred(
-                lambda: self.transport.allreduce(flat, move.axes, move.src.reduce, tag, blocking=True).wait()
-            )
+    def _sum(self, flat: Array, move: Move, tag: str) -> Finish:
+        if self.deferred:  # made where it is first waited for
+            reduce = self.transport.allreduce
+            return cache(lambda: reduce(flat, move.axes, move.src.reduce, tag, blocking=True).wait())
         return self._watch(self.transport.allreduce(flat, move.axes, move.src.reduce, tag))
 
     def _reduce_scatter(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         flat, counts = self._packed(plan, array)
-        request = self._watch(self.transport.reduce_scatter(flat, counts, move.axes, move.src.reduce, tag))
-        return lambda: request.wait().reshape(plan.shape)
+        wait = self._watch(self.transport.reduce_scatter(flat, counts, move.axes, move.src.reduce, tag))
+        return lambda: wait().reshape(plan.shape)
 
     def _allgather(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         counts = [box_size(move.src.box(m)) for m in plan.members]
-        request = self._watch(self.transport.allgather(self._flat(array), counts, move.axes, tag))
-
-        def finish() -> Array:
-            return self._join(plan, array, request.wait(), counts)
-
-        return finish
+        wait = self._watch(self.transport.allgather(self._flat(array), counts, move.axes, tag))
+        return lambda: self._join(plan, array, wait(), counts)
 
     def _alltoall(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         flat, sent = self._packed(plan, array, own=False)
         sizes = {p.peer: p.size for p in plan.recvs}
         counts = [sizes.get(m, 0) for m in plan.members]
-        request = self._watch(self.transport.alltoall(flat, sent, counts, move.axes, tag))
-
-        def finish() -> Array:
-            return self._join(plan, array, request.wait(), counts)
-
-        return finish
+        wait = self._watch(self.transport.alltoall(flat, sent, counts, move.axes, tag))
+        return lambda: self._join(plan, array, wait(), counts)
 
     def _p2p(self, move: Move, array: Array, donate: bool, tag: str) -> Finish:
         plan = exchange(move, self.rank)
         sends = {p.peer: self.engine.pack(array, p.index).reshape(-1) for p in plan.sends}
         recvs = {p.peer: p.size for p in plan.recvs}
-        request = self._watch(self.transport.exchange(sends, recvs, array.dtype, move.axes, tag))
+        wait = self._watch(self.transport.exchange(sends, recvs, array.dtype, move.axes, tag))
         add = move.kind == "accumulate"
 
         def finish() -> Array:
             out = self._kept(plan, array, add)
-            arrived = request.wait()
+            arrived = wait()
             for p in plan.recvs:
                 self.engine.unpack(arrived[p.peer], out, p.index, accumulate=add)
             return out

@@ -10,7 +10,7 @@ from lbpar.engine.base import Engine
 from lbpar.engine.registry import BFLOAT16, NAMES, get_engine
 from lbpar.errors import LbparError
 from lbpar.graph.graph import Graph
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD
 from lbpar.selftest.networks import networks
 from lbpar.train.progress import print_table
 from lbpar.verify.compare import Reference, Update, measure, verify_virtual

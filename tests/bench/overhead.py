@@ -31,7 +31,7 @@ from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD
 from lbpar.runtime.worker import Worker
 from lbpar.transport.single import SingleTransport
 

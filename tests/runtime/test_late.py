@@ -17,12 +17,9 @@ from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
-from lbpar.runtime.optim.adam import AdamW
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.clip import clip_by_global_norm
-from lbpar.runtime.optim.lamb import LAMB
-from lbpar.runtime.optim.lars import LARS
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import LAMB, LARS, SGD, AdamW
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import StepResult, Worker, norms_over_ranks
 from lbpar.transport.base import Request

@@ -8,8 +8,7 @@ import pytest
 from lbpar.engine.native.engine import Compiled
 from lbpar.engine.native.passes import is_dense, native
 from lbpar.engine.numpy_engine import NumpyEngine
-from lbpar.runtime.optim.adam import Adam, AdamW
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD, Adam, AdamW
 
 SIZES = {"one": (1,), "odd": (7, 5, 3), "none": (0, 4), "long": (40_001,)}
 

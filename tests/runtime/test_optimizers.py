@@ -11,15 +11,12 @@ from lbpar.config import optimizers as config
 from lbpar.engine import updates
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
-from lbpar.runtime.optim.adam import Adam, AdamW
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.groups import Group, undecayed
-from lbpar.runtime.optim.lamb import LAMB
-from lbpar.runtime.optim.lars import LARS
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.optim.norms import ReducedNorms
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import LAMB, LARS, SGD, Adam, AdamW
 
 SHAPES = {"conv.weight": (5, 3, 3, 2), "conv.bias": (5,), "norm.weight": (5,), "fc.weight": (7, 4)}
 KINDS = {"conv.bias": "bias", "norm.weight": "norm"}

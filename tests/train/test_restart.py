@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.runtime.optim.adam import AdamW
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD, AdamW
 from lbpar.train.checkpoint import checkpoint_path, latest, open_checkpoint, write_checkpoint
 
 pytest.importorskip("h5py")

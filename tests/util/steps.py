@@ -16,7 +16,7 @@ from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
 from tests.util.run import local_feeds, random_plan, samples

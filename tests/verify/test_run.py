@@ -17,7 +17,7 @@ from lbpar.errors import ConfigError, EngineError, PlanError
 from lbpar.plan.resolve import save_plan
 from lbpar.runtime import binding as kernels
 from lbpar.runtime.binding import Bound
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import SGD
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.single import SingleTransport
 from lbpar.verify.command import main

@@ -21,9 +21,7 @@ T = TypeVar("T")
 _F32 = np.dtype(np.float32)
 
 
-def compiled(
-    arrays: int,
-) -> Callable[[Callable[Concatenate[Compiled, P], T]], Callable[Concatenate[Compiled, P], T]]:
+def compiled(arrays: int) -> Callable[[Callable[Concatenate[Compiled, P], T]], Callable[Concatenate[Compiled, P], T]]:
     """A method for when there are compiled passes and they take its first arguments, so many ``arrays``; else the next engine's."""
 
     def decorate(method: Callable[Concatenate[Compiled, P], T]) -> Callable[Concatenate[Compiled, P], T]:

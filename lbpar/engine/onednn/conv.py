@@ -8,35 +8,32 @@ chooses the format and weights are reordered in every call. Nothing is remembere
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
 from lbpar.engine.base import Array, LocalWindow, Window
 from lbpar.engine.onednn import cdef
 from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
+from lbpar.engine.onednn.rows import matmul
 from lbpar.engine.windows import first_tap, tap_slices
 
 
-@dataclass(frozen=True)
 class Geometry:
-    """A window in oneDNN's terms, on the part ``crop`` of the input (None where that is all of it)."""
+    """A window in oneDNN's terms, on the part ``crop`` of the input (None where that is all of it), of extents ``spatial``.
 
-    win: Window
-    inner: tuple[int, ...]
-    outer: tuple[int, ...]
-    crop: tuple[slice, ...] | None
-    spatial: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilates: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    Raises
+    ------
+    Refused
+        The windows of a dimension read no input at all.
+    """
 
-    @classmethod
-    def of(cls, win: Window, in_spatial: Sequence[int], out_spatial: Sequence[int]) -> Geometry:
-        """Translate; raise `Refused` where a dimension's windows read no input at all."""
-        crop, spatial, before, after = [], [], [], []
-        for dim, n_in, n_out in zip(win, in_spatial, out_spatial, strict=True):
+    def __init__(self, win: Window, inner: Sequence[int], outer: Sequence[int]) -> None:
+        self.win, self.inner, self.outer = win, tuple(inner), tuple(outer)
+        self.strides = [dim.stride for dim in win]
+        self.dilates = [dim.dilation - 1 if dim.kernel > 1 else 0 for dim in win]
+        self.before = [max(0, dim.pad) for dim in win]
+        self.after, crop = [], []
+        for dim, n_in, n_out in zip(win, inner, outer, strict=True):
             end = (n_out - 1) * dim.stride + (dim.kernel - 1) * dim.dilation + 1 - dim.pad  # one past the last read
             start = max(0, -dim.pad)
             # oneDNN takes inputs left over behind the last window up to, not including, one stride.
@@ -44,32 +41,19 @@ class Geometry:
             if stop <= start or not any(_reading(dim, n_in, n_out)):
                 raise Refused("windows outside the input")
             crop.append(slice(start, stop))
-            spatial.append(stop - start)
-            before.append(max(0, dim.pad))
-            after.append(end - stop)
-        whole = all(c.stop - c.start == n for c, n in zip(crop, in_spatial, strict=True))
-        return cls(
-            win,
-            tuple(in_spatial),
-            tuple(out_spatial),
-            None if whole else (slice(None), *crop),
-            tuple(spatial),
-            tuple(dim.stride for dim in win),
-            tuple(dim.dilation - 1 if dim.kernel > 1 else 0 for dim in win),
-            tuple(before),
-            tuple(after),
-        )
+            self.after.append(end - stop)
+        self.spatial = tuple(part.stop - part.start for part in crop)
+        self.crop = None if self.spatial == self.inner else (slice(None), *crop)
 
     @property
     def pointwise(self) -> bool:
         """Whether the first tap of output i reads input i, and nothing is cut off or added."""
-        alone = all(s == 1 and b == 0 and a == 0 for s, b, a in zip(self.strides, self.before, self.after, strict=True))
-        return alone and self.crop is None
+        return self.crop is None and max(self.strides) == 1 and not any((*self.before, *self.after))
 
     @property
     def tail(self) -> list[list[int]]:
         """Strides, dilations and pads as oneDNN's create functions take them."""
-        return [list(part) for part in (self.strides, self.dilates, self.before, self.after)]
+        return [self.strides, self.dilates, self.before, self.after]
 
 
 def _reading(dim: LocalWindow, n_in: int, n_out: int) -> list[bool]:
@@ -231,7 +215,7 @@ class Convolution:
         bias: bool,
         compute: int = cdef.F32,
     ) -> None:
-        geometry = Geometry.of(win, x_shape[1:-1], out)
+        geometry = Geometry(win, x_shape[1:-1], out)
         self.crop, self.x_shape = geometry.crop, (x_shape[0], *geometry.spatial, x_shape[-1])
         compute = safe_type(result, geometry, w_shape[-1], compute)
         activations, b = (self.x_shape, (x_shape[0], *out, w_shape[0])), context.null
@@ -274,14 +258,7 @@ class PointwiseWeights:
     crop = None
 
     def __init__(self, context: Context, rows: int, channels: int, filters: int) -> None:
-        left, right = context.desc((filters, rows), (1, filters)), context.rows((rows, channels))
-        out = context.rows((filters, channels))
-        self.run = Primitive(
-            context,
-            "matmul",
-            (left, right, context.null, out, context.attributes()),
-            ((cdef.ARG_SRC, left), (cdef.ARG_WEIGHTS, right), (cdef.ARG_DST, out)),
-        )
+        self.run = matmul(context, (filters, rows, channels), (True, False), False)
 
     def __call__(self, x: Array, dw: Array, dy: Array, db: Array | None = None) -> None:
         pointer = self.run.context.pointer
@@ -300,7 +277,7 @@ def weights_gradient(
 ) -> Convolution | PointwiseWeights:
     """dw, and db if wanted, by whichever of the two is faster."""
     rows, single = prod(x_shape[:-1]), groups == 1 and all(dim.kernel == 1 for dim in win)
-    alone = single and Geometry.of(win, x_shape[1:-1], out).pointwise
+    alone = single and Geometry(win, x_shape[1:-1], out).pointwise
     if alone and not bias and rows <= FEW_ROWS and compute == cdef.F32:
         return PointwiseWeights(context, rows, x_shape[-1], w_shape[0])
     return Convolution(context, "dw", x_shape, w_shape, win, groups, out, bias, compute)

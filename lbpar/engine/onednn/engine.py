@@ -149,37 +149,29 @@ class Primitives(NumpyEngine):
     # -- linear ----------------------------------------------------------------------------------------------------
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
-        y = self._matmul(x, w, (x.shape[0], x.shape[1], w.shape[0]), (x.shape[1], 1), (1, w.shape[1]), b)
+        y = self._matmul(x, w.T, b)
         return super().linear_forward(x, w, b) if y is None else y
 
     def linear_backward_data(self, dy: Array, w: Array) -> Array:
-        dx = self._matmul(dy, w, (dy.shape[0], dy.shape[1], w.shape[1]), (dy.shape[1], 1), (w.shape[1], 1), None)
+        dx = self._matmul(dy, w)
         return super().linear_backward_data(dy, w) if dx is None else dx
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
-        sizes = (dy.shape[1], dy.shape[0], x.shape[1])
-        dw = self._matmul(dy, x, sizes, (1, dy.shape[1]), (x.shape[1], 1), None, out)
+        dw = self._matmul(dy.T, x, out=out)
         return super().linear_backward_weights(x, dy, out) if dw is None else dw
 
-    def _matmul(
-        self,
-        left: Array,
-        right: Array,
-        sizes: tuple[int, int, int],
-        left_strides: tuple[int, int],
-        right_strides: tuple[int, int],
-        row: Array | None,
-        out: Array | None = None,
-    ) -> Array | None:
-        if not (is_float32(left, right) and all(sizes)):
+    def _matmul(self, a: Array, b: Array, row: Array | None = None, out: Array | None = None) -> Array | None:
+        """``a @ b + row``; of a and b, the transposed may be C-contiguous instead."""
+        sizes = (*a.shape, b.shape[1])
+        if not (is_float32(a, b) and all(sizes)):
             return None
-        low = int(self._compute == cdef.BF16)
-        run = self._plan(pool.matmul, sizes, left_strides, right_strides, row is not None, low)
+        turned = not a.flags.c_contiguous and a.flags.f_contiguous, not b.flags.c_contiguous and b.flags.f_contiguous
+        run = self._plan(rows.matmul, sizes, turned, row is not None, self._compute)
         if run is None:
             return None
         y = self.empty((sizes[0], sizes[2]), _F32) if out is None else out
-        a = self._address
-        run(a(dense(left)), a(dense(right)), a(y), *(() if row is None else (a(dense(row)),)))
+        operands = dense(a.T if turned[0] else a), dense(b.T if turned[1] else b), y
+        run(*map(self._address, operands if row is None else (*operands, dense(row))))
         return y
 
     # -- pooling ---------------------------------------------------------------------------------------------------
@@ -223,7 +215,7 @@ class Primitives(NumpyEngine):
             return super().avg_pool_forward(x, win, out_spatial, divisors)
         y = self.empty(shape, _F32)
         run.forward(self._address(_part(x, run.crop)), self._address(y))
-        for factor in pool.avg_factors(win, divisors):
+        for factor in pool.avg_factors(win, divisors, y):
             y *= factor
         return y
 
@@ -234,7 +226,7 @@ class Primitives(NumpyEngine):
         run = self._pooling(cdef.POOL_AVG_WITH_PAD, shape, dy.shape, win) if is_float32(dy) else None
         if run is None:
             return super().avg_pool_backward(dy, win, in_spatial, divisors)
-        for factor in pool.avg_factors(win, divisors):
+        for factor in pool.avg_factors(win, divisors, dy):
             dy = dy * factor
         dx = self.empty(run.x_shape, _F32)
         run.backward(self._address(dense(dy)), self._address(dx))

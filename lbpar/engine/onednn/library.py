@@ -100,11 +100,7 @@ def _load(explicit: str) -> Library:
     for path in dict.fromkeys(_candidates()):
         try:
             found.append(_open(path))
-        except (
-            OSError,
-            ImportError,
-            AttributeError,
-        ) as error:  # a missing cffi or a broken library must not hide the next candidate
+        except (OSError, ImportError, AttributeError) as error:  # a broken one must not hide the next candidate
             reasons.append(str(error))
     if not found:
         raise EngineError(f"oneDNN: no usable {SONAME} ({'; '.join(reasons)}); {_REMEDY}, or use the numpy engine")
@@ -265,17 +261,7 @@ class Primitive(Description):
         query number, which stands for the descriptor that the primitive chose
     """
 
-    __slots__ = (
-        "_args",
-        "_count",
-        "_execute",
-        "_memories",
-        "_prim",
-        "_scratch",
-        "_scratch_at",
-        "_set",
-        "_set_threads",
-    )
+    __slots__ = ("_args", "_count", "_execute", "_memories", "_prim", "_scratch", "_scratch_at", "_set", "_set_threads")
 
     def __init__(
         self, context: Context, create: str, arguments: Sequence[Any], memories: Sequence[tuple[int, Any]]

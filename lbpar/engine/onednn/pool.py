@@ -1,4 +1,4 @@
-"""Pooling and matrix products: primitives for one shape and geometry."""
+"""Pooling: primitives for one shape and geometry."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lbpar.engine.base import Window
+from lbpar.engine.base import Array, Float64Array, Window
 from lbpar.engine.onednn import cdef
 from lbpar.engine.onednn.conv import Geometry
 from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
+from lbpar.engine.pooling import factors
 from lbpar.engine.windows import first_tap
 
 
@@ -28,7 +28,7 @@ class Pooling:
     def __init__(
         self, context: Context, algorithm: int, whole: tuple[int, ...], y_shape: tuple[int, ...], win: Window
     ) -> None:
-        geometry = Geometry.of(win, whole[1:-1], y_shape[1:-1])
+        geometry = Geometry(win, whole[1:-1], y_shape[1:-1])
         self.crop, self.x_shape = geometry.crop, (whole[0], *geometry.spatial, whole[-1])
         for dim, n_in, n_out in zip(win, whole[1:-1], y_shape[1:-1], strict=True):
             if (first_tap(dim, n_in, n_out) < 0).any():
@@ -49,32 +49,7 @@ class Pooling:
         )
 
 
-def matmul(
-    context: Context,
-    sizes: tuple[int, int, int],
-    left: tuple[int, int],
-    right: tuple[int, int],
-    bias: bool,
-    fpmath: int,
-) -> Primitive:
-    """(m, k) @ (k, n) with the given strides [+ a row]: addresses left, right, result[, row]."""
-    m, k, n = sizes
-    a, b = context.desc((m, k), left), context.desc((k, n), right)
-    c, row = context.rows((m, n)), context.rows((1, n)) if bias else context.null
-    memories = [(cdef.ARG_SRC, a), (cdef.ARG_WEIGHTS, b), (cdef.ARG_DST, c)]
-    return Primitive(
-        context,
-        "matmul",
-        (a, b, row, c, context.attributes(fpmath=fpmath)),
-        [*memories, (cdef.ARG_BIAS, row)] if bias else memories,
-    )
-
-
-def avg_factors(win: Window, divisors: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float32]]:
+def avg_factors(win: Window, divisors: Sequence[Float64Array], like: Array) -> list[Array]:
     """kernel/divisor (0 where that is 0), shaped to broadcast over (*out, C), for each dimension where it is not 1."""
-    factors = []
-    for axis, (dim, divisor) in enumerate(zip(win, divisors, strict=True)):
-        if not np.all(divisor == dim.kernel):
-            ratio = np.divide(dim.kernel, divisor, out=np.zeros(len(divisor)), where=np.asarray(divisor) != 0)
-            factors.append(ratio.astype(np.float32).reshape(-1, *([1] * (len(win) - axis))))
-    return factors
+    pairs = enumerate(zip(win, divisors, strict=True), start=1)
+    return [factors(d / dim.kernel, axis, like) for axis, (dim, d) in pairs if not np.all(d == dim.kernel)]

@@ -208,6 +208,21 @@ def _binary(context: Context, algorithm: int, x: Any, other: Any, post_ops: Any,
     )
 
 
+def matmul(
+    context: Context, sizes: tuple[int, int, int], turned: tuple[bool, bool], bias: bool, compute: int = cdef.F32
+) -> Primitive:
+    """(m, k) @ (k, n), each of which may lie the other way round, [+ a row]: addresses left, right, result[, row]."""
+    m, k, n = sizes
+    a = context.desc((m, k), (1, m) if turned[0] else (k, 1))
+    b = context.desc((k, n), (1, k) if turned[1] else (n, 1))
+    c, row = context.rows((m, n)), context.rows((1, n)) if bias else context.null
+    memories = [(cdef.ARG_SRC, a), (cdef.ARG_WEIGHTS, b), (cdef.ARG_DST, c)]
+    attributes = context.attributes(fpmath=int(compute == cdef.BF16))
+    return Primitive(
+        context, "matmul", (a, b, row, c, attributes), [*memories, (cdef.ARG_BIAS, row)] if bias else memories
+    )
+
+
 def remainder(mean: Float64Array, factor: Float64Array) -> Float64Array:
     """What is to be added to ``factor * (x - float32(mean))`` to make it ``factor * (x - mean)``."""
     return (mean.astype(np.float32) - mean) * factor

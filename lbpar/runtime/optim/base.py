@@ -12,6 +12,7 @@ from lbpar.config.report import check
 from lbpar.engine.base import Engine
 from lbpar.engine.device import Array
 from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.engine.rules import Blocks
 from lbpar.errors import CheckpointError, TrainingError
 from lbpar.runtime.optim.groups import Group, check_groups
 from lbpar.runtime.optim.norms import LocalNorms, Norms
@@ -133,14 +134,7 @@ class Optimizer(ABC):
         self._update(list(used), blocks, decays, rates, norms or LocalNorms())
 
     @abstractmethod
-    def _update(
-        self,
-        names: list[str],
-        blocks: list[tuple[Array, ...]],
-        decays: list[float],
-        rates: list[float],
-        norms: Norms,
-    ) -> None:
+    def _update(self, names: list[str], blocks: Blocks, decays: list[float], rates: list[float], norms: Norms) -> None:
         """The rule itself; ``self.steps`` counts this step already.
 
         Parameters

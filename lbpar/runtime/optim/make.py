@@ -8,12 +8,9 @@ from typing import TypeVar
 from lbpar.config import optimizers
 from lbpar.cost.price import SLOTS
 from lbpar.engine.base import Engine
-from lbpar.runtime.optim.adam import Adam, AdamW
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.groups import undecayed
-from lbpar.runtime.optim.lamb import LAMB
-from lbpar.runtime.optim.lars import LARS
-from lbpar.runtime.optim.sgd import SGD
+from lbpar.runtime.optim.rules import LAMB, LARS, SGD, Adam, AdamW
 
 O = TypeVar("O", bound=type[Optimizer])
 
