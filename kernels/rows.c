@@ -156,8 +156,8 @@ int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more,
 }
 
 /* y = (x - mean) * invstd [* scale] [+ bias] [+ z] [relu]; absent operands are null. */
-int lbpar_norm_apply(const float *x, const float *z, float *y, const double *mean, const double *invstd,
-                     const float *scale, const float *bias, idx n, idx c, int relu, int threads) {
+int lbpar_norm_apply(const float *x, const float *z, const double *mean, const double *invstd, const float *scale,
+                     const float *bias, float *y, idx n, idx c, int relu, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(3 * (size_t)w * sizeof(float));
     if (!v) return 1;
@@ -189,9 +189,9 @@ int lbpar_norm_apply(const float *x, const float *z, float *y, const double *mea
 }
 
 /* dx = scale * invstd * (dy - sums[0]/count - xhat * sums[1]/count) [+ z], rows of z `stride` floats apart. */
-int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, float *dx, const double *mean,
-                             const double *invstd, const float *scale, const double *sums, idx stride, idx n, idx c,
-                             double count, int threads) {
+int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, const double *mean, const double *invstd,
+                             const float *scale, const double *sums, float *dx, idx stride, idx n, idx c, double count,
+                             int threads) {
     const idx w = z ? c : wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(4 * (size_t)w * sizeof(float));
     if (!v) return 1;

@@ -117,15 +117,18 @@ def update_speed(engine: Engine, repeats: int) -> float:
     return 5.0 * params["w"].nbytes / _least(engine, lambda: rule.step(params, grads), repeats)
 
 
+def each(engine: Engine, call: Callable[[], object], count: int = 1) -> float:
+    """Seconds of one of ``count`` calls."""
+    start = engine.mark()
+    for _ in range(count):
+        call()
+    return engine.elapsed(start, engine.mark()) / count
+
+
 def _least(engine: Engine, call: Callable[[], object], repeats: int) -> float:
     """Least seconds of a call, over ``repeats`` after one that warms up."""
     call()
-    best = float("inf")
-    for _ in range(repeats):
-        start = engine.mark()
-        call()
-        best = min(best, engine.elapsed(start, engine.mark()))
-    return best
+    return min(each(engine, call) for _ in range(repeats))
 
 
 def _state(program: Program, graph: Graph, engine: Engine) -> dict[str, Any]:

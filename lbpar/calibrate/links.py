@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lbpar.calibrate.kernel_speeds import each
 from lbpar.config.machine_file import LevelConfig, MachineFile
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import move_price
@@ -131,20 +132,12 @@ def _seconds(move: Move, engine: Engine, transport: Transport) -> float:
 
     transport.barrier()
     both()
-    first = max(transport.allgather_obj(_each(engine, both, 1)))
+    first = max(transport.allgather_obj(each(engine, both, 1)))
     count = int(min(30, max(3, BUDGET / first / TRIES)))
     spent = []
     for _ in range(TRIES):
         transport.barrier()
-        alone = _each(engine, work, count)
+        alone = each(engine, work, count)
         transport.barrier()
-        spent.append(_each(engine, both, count) - alone)
+        spent.append(each(engine, both, count) - alone)
     return max(transport.allgather_obj(max(min(spent), 1e-7)))
-
-
-def _each(engine: Engine, call: Callable[[], None], count: int) -> float:
-    """Seconds of one of ``count`` calls."""
-    start = engine.mark()
-    for _ in range(count):
-        call()
-    return engine.elapsed(start, engine.mark()) / count

@@ -144,7 +144,7 @@ class Engine(Rules):
 
     @abstractmethod
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
-        """``dy.T @ x``: x (N, C), dy (N, F); returns (F, C), in ``out`` if the engine likes."""
+        """``dy.T @ x``: x (N, C), dy (N, F); returns (F, C); ``out`` may be written and returned."""
 
     # -- pooling ---------------------------------------------------------------------------------------------------
 

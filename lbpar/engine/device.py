@@ -2,9 +2,9 @@
 
 Streams and events
     A device may be asynchronous: a call may return before its result is there, in the order of one compute queue.
-    Results of one call may be passed to the next without further ado. Whoever works elsewhere than in that queue (a
-    transfer) starts after an event recorded behind what it reads, and lets the queue ``wait`` for the event that ends
-    it; it holds on to its arrays until then, since memory that nobody refers to is reused in the queue's order. The host
+    Results of one call may be passed to the next without waiting. Work outside that queue (a transfer) starts after an
+    event recorded behind what it reads, and lets the queue ``wait`` for the event that ends it; it holds on to its
+    arrays until then, since memory that nobody refers to is reused in the queue's order. The host
     sees values through ``fetch`` and ``to_host`` alone. On host memory every call has finished when it returns and all
     of this costs nothing.
 """
@@ -178,7 +178,7 @@ class Host(Device):
 
 
 HOST = Host()
-"""For whoever has no engine at hand."""
+"""For code that has no engine."""
 
 
 def _outer(index: Index, shape: Sequence[int]) -> Index:

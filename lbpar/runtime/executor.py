@@ -18,7 +18,7 @@ from lbpar.runtime.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
 
 Array = Any
-Progress = Literal["test", "thread", "block"]
+ProgressMode = Literal["test", "thread", "block"]
 SMALL = ("loss", "hits")
 """Results that the host wants of every step."""
 UpdateRule = Callable[[Mapping[str, Array], Mapping[str, Array]], None]
@@ -81,13 +81,13 @@ class Executor:
         self._stretches = self._join()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressMode:
         """How moves under way progress."""
         return self._progress
 
     @progress.setter
-    def progress(self, progress: Progress) -> None:
-        self._progress: Progress = progress
+    def progress(self, progress: ProgressMode) -> None:
+        self._progress: ProgressMode = progress
         self._transfers.deferred = progress == "block"
 
     @property

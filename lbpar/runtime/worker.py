@@ -16,7 +16,7 @@ from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.runtime.binding import Context
-from lbpar.runtime.executor import Executor, Progress
+from lbpar.runtime.executor import Executor, ProgressMode
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.norms import ReducedNorms
 from lbpar.runtime.room import check_room
@@ -84,7 +84,7 @@ class Worker:
     state: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     weights: Mapping[str, Array] | None = None
-    progress: Progress | None = None
+    progress: ProgressMode | None = None
 
     def __post_init__(self) -> None:
         self._executors: dict[tuple[int, Mode], Executor] = {}

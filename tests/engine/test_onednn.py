@@ -101,6 +101,17 @@ def test_newest_library_wins(monkeypatch):
         library._load.cache_clear()
 
 
+def test_libraries_stay_loaded_when_their_engines_are_gone():
+    """Threads of OpenMP wait inside them."""
+    first = OneDnnEngine(threads=2)
+    found, passes = first._context.library, None if first.native is None else first.native.lib
+    del first
+    library._load.cache_clear()
+    second = OneDnnEngine(threads=2)
+    assert second._context.library is found
+    assert passes is None or second.native.lib is passes
+
+
 def test_unknown_compute_type():
     with pytest.raises(EngineError, match="float16.*bfloat16"):
         OneDnnEngine(compute="float16")

@@ -24,15 +24,14 @@ CACHE = "LBPAR_CACHE"
 
 _SOURCES = ("rows.c", "losses.c", "updates.c", "threads.c")
 
-# Products and sums are not contracted: results then depend neither on the processor nor on the compiler's taste, and those
+# Products and sums are not contracted: results then depend neither on the processor nor on the compiler, and those
 # of optimizers equal NumPy's. (Passes are bound by memory, and exponentials say where they want it.)
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd", "-shared", "-fPIC")
 _TRIES = (("-march=native", "-mprefer-vector-width=512", "-fopenmp"), ("-march=native", "-fopenmp"), ("-fopenmp",), ())
 
 
 def library() -> Path | None:
-    """Path of the compiled library, compiled now if it is not there yet; None (and one line in the log) where it cannot
-    be had."""
+    """Path of the compiled library, compiled now if it is not there yet; None, and a line in the log, where that fails."""
     return _library(os.environ.get(CACHE, ""), os.environ.get("CC", ""))
 
 

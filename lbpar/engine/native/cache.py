@@ -39,7 +39,7 @@ def private(folder: Path) -> Path:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """A whole file that `keep` put into a `private` folder; damaged ones are removed, with a word."""
+    """A whole file that `keep` put into a `private` folder; damaged ones are removed, and the log says so."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(FileNotFoundError):  # another rank may be removing the same
             facts = path.lstat()

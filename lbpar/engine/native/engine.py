@@ -55,6 +55,12 @@ class Compiled(NumpyEngine):
         """Denormal numbers count as zero: gradients that fade away would make convolutions several times slower."""
         return nullcontext() if self.native is None or self.dtype != _F32 else self.native.flushing()
 
+    def _like(self, x: Array, name: str, arrays: tuple[Array | None, ...], *numbers: float) -> Array:
+        """A new array of x's shape that a pass fills: the one behind ``arrays``."""
+        out = self.empty(x.shape, _F32)
+        getattr(self.native, name)(x.size, (*arrays, out), *numbers)
+        return out
+
     # -- normalisation and sums ------------------------------------------------------------------------------------
 
     @compiled(1)
@@ -101,9 +107,8 @@ class Compiled(NumpyEngine):
     def _norm_apply(
         self, x: Array, residual: Array | None, relu: bool, mean: Array, invstd: Array, *affine: Array | None
     ) -> Array:
-        y, vectors = self.empty(x.shape, _F32), (float64(mean), float64(invstd), *map(_maybe, affine))
-        self.native.norm_apply(x.size, (x, residual, y, *vectors), *_matrix(x), relu)
-        return y
+        arrays = x, residual, float64(mean), float64(invstd), *map(_maybe, affine)
+        return self._like(x, "norm_apply", arrays, *_matrix(x), relu)
 
     @compiled(2)
     def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
@@ -144,18 +149,14 @@ class Compiled(NumpyEngine):
 
     def _backward_data(self, x: Array, dy: Array, more: Array | None, *rest: Any) -> Array:
         mean, invstd, scale, sums, count = rest
-        dx, stride = self.empty(x.shape, _F32), (x if more is None else more).shape[-1]
-        vectors = float64(mean), float64(invstd), _maybe(scale), float64(sums)
-        self.native.norm_backward_data(x.size, (x, dy, more, dx, *vectors), stride, *_matrix(x), count)
-        return dx
+        arrays = x, dy, more, float64(mean), float64(invstd), _maybe(scale), float64(sums)
+        return self._like(x, "norm_backward_data", arrays, (x if more is None else more).shape[-1], *_matrix(x), count)
 
     # -- relu and copies -------------------------------------------------------------------------------------------
 
     @compiled(1)
     def relu_forward(self, x: Array) -> Array:
-        y = self.empty(x.shape, _F32)
-        self.native.relu(x.size, (x, y), x.size)
-        return y
+        return self._like(x, "relu", (x,), x.size)
 
     @compiled(1)
     def _rectify(self, y: Array) -> Array:
@@ -164,9 +165,7 @@ class Compiled(NumpyEngine):
 
     @compiled(2)
     def relu_backward(self, y: Array, dy: Array) -> Array:
-        dx = self.empty(dy.shape, _F32)
-        self.native.relu_backward(dy.size, (y, dy, dx), dy.size)
-        return dx
+        return self._like(dy, "relu_backward", (y, dy), dy.size)
 
     def concat(self, xs: Sequence[Array]) -> Array:
         if self.native is None or not is_dense(*xs):
@@ -219,10 +218,9 @@ class Compiled(NumpyEngine):
         classes: int,
         scale: float,
     ) -> Array:
-        dx, factors = self.empty(x.shape, _F32), (smoothing / classes, 1 - smoothing, scale)
         arrays = x, float32(m), float64(sums[0]), _int64(target)
-        self.native.cross_entropy_backward(x.size, (*arrays, dx), class_start, *_matrix(x), *factors)
-        return dx
+        factors = smoothing / classes, 1 - smoothing, scale
+        return self._like(x, "cross_entropy_backward", arrays, class_start, *_matrix(x), *factors)
 
     @compiled(1)
     def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
@@ -237,9 +235,7 @@ class Compiled(NumpyEngine):
 
     @compiled(2)
     def mse_backward(self, x: Array, t: Array, scale: float) -> Array:
-        dx = self.empty(x.shape, _F32)
-        self.native.mse_backward(x.size, (x, t, dx), x.size, 2 * scale)
-        return dx
+        return self._like(x, "mse_backward", (x, t), x.size, 2 * scale)
 
     @compiled(2)
     def bce_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
@@ -247,9 +243,7 @@ class Compiled(NumpyEngine):
 
     @compiled(2)
     def bce_backward(self, x: Array, t: Array, scale: float) -> Array:
-        dx = self.empty(x.shape, _F32)
-        self.native.bce_backward(x.size, (x, t, dx), x.size, scale)
-        return dx
+        return self._like(x, "bce_backward", (x, t), x.size, scale)
 
     @compiled(1)
     def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
@@ -272,9 +266,8 @@ class Compiled(NumpyEngine):
 
     @compiled(1)
     def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
-        dx, arrays = self.empty(x.shape, _F32), (x, float32(m), float64(sums[0]), float32(g), float64(inner))
-        self.native.dice_backward_data(x.size, (*arrays, dx), *_matrix(x))
-        return dx
+        arrays = x, float32(m), float64(sums[0]), float32(g), float64(inner)
+        return self._like(x, "dice_backward_data", arrays, *_matrix(x))
 
     # -- update rules, to the last bit as NumPy's ------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Passes that no library has, in C (``kernels/*.c``), compiled on the machine they run on (`lbpar.engine.native.build`).
 
-Where no C compiler is found whoever asked does without them.
+Where no C compiler is found, engines do without them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ SMALL = 1 << 15
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
+@lru_cache
+def _open(path: Path) -> tuple[Any, Any]:
+    """The types and functions of a compiled library, which stays loaded: threads of OpenMP outlive engines."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(build.declarations())
+    return ffi, ffi.dlopen(str(path))
+
+
 class Native:
     """The compiled passes on float32 C-contiguous arrays; statistics are float64.
 
@@ -39,11 +50,7 @@ class Native:
     """
 
     def __init__(self, path: Path, threads: int | None) -> None:
-        import cffi
-
-        ffi = cffi.FFI()
-        ffi.cdef(build.declarations())
-        self.lib: Any = ffi.dlopen(str(path))
+        ffi, self.lib = _open(path)
         self.pointer = address_of(ffi)
         self.null = ffi.NULL
         self.path, self.threads = path, threads
@@ -79,7 +86,7 @@ class Native:
 
 
 def native(threads: int | None = None) -> Native | None:
-    """The compiled passes (see `Native`), or None where they cannot be had: no compiler, no cffi, or switched off."""
+    """The compiled passes (see `Native`), or None: no compiler, no cffi, or switched off."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     path = build.library()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lbpar.engine.base import Array, LocalWindow, Window
 from lbpar.engine.onednn import cdef
-from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
+from lbpar.engine.onednn.library import Description, DnnlContext, Primitive, Refused
 from lbpar.engine.onednn.rows import matmul
 from lbpar.engine.windows import first_tap, tap_slices
 
@@ -146,7 +146,7 @@ class _Operand:
     result : whether the operand is written by the primitive
     """
 
-    def __init__(self, context: Context, area: str, plain: Any, chosen: Any, result: bool) -> None:
+    def __init__(self, context: DnnlContext, area: str, plain: Any, chosen: Any, result: bool) -> None:
         self.context, self.area, self.result = context, area, result
         self.reorder: Primitive | None = None
         if not context.lib.dnnl_memory_desc_equal(plain, chosen):
@@ -205,7 +205,7 @@ class Convolution:
 
     def __init__(
         self,
-        context: Context,
+        context: DnnlContext,
         result: Literal["y", "dx", "dw"],
         x_shape: Sequence[int],
         w_shape: Sequence[int],
@@ -257,7 +257,7 @@ class PointwiseWeights:
 
     crop = None
 
-    def __init__(self, context: Context, rows: int, channels: int, filters: int) -> None:
+    def __init__(self, context: DnnlContext, rows: int, channels: int, filters: int) -> None:
         self.run = matmul(context, (filters, rows, channels), (True, False), False)
 
     def __call__(self, x: Array, dw: Array, dy: Array, db: Array | None = None) -> None:
@@ -266,7 +266,7 @@ class PointwiseWeights:
 
 
 def weights_gradient(
-    context: Context,
+    context: DnnlContext,
     x_shape: Sequence[int],
     w_shape: Sequence[int],
     win: Window,

@@ -15,7 +15,7 @@ from lbpar.engine.native.engine import Compiled
 from lbpar.engine.native.passes import native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import cdef, conv, pool, rows
-from lbpar.engine.onednn.library import Context, Refused, dense, load
+from lbpar.engine.onednn.library import DnnlContext, Refused, dense, load
 from lbpar.engine.onednn.memory import Arena
 from lbpar.errors import EngineError
 
@@ -35,7 +35,7 @@ class Primitives(NumpyEngine):
     Primitives are created once per operation, shapes and geometry, and kept in ``_plans``.
     """
 
-    _context: Context
+    _context: DnnlContext
     _compute: int
     arena: Arena
 
@@ -45,7 +45,7 @@ class Primitives(NumpyEngine):
             raise EngineError(f"onednn engine: compute={compute!r}, expected one of {', '.join(_COMPUTE)}")
         self.compute = compute
         self._compute = _COMPUTE[compute]
-        self._context = Context(load(), threads)
+        self._context = DnnlContext(load(), threads)
         if self._compute != cdef.F32:
             self._probe()
         self._address = self._context.pointer

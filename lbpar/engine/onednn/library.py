@@ -56,8 +56,9 @@ class Library:
             )
 
 
+@lru_cache
 def _open(path: str) -> Library:
-    """Load ``path``; raise OSError with the reason if it cannot serve."""
+    """Load ``path``, for good, since its threads outlive engines; raise OSError with the reason if it cannot serve."""
     import cffi
 
     ffi = cffi.FFI()
@@ -118,7 +119,7 @@ def load() -> Library:
     return _load(os.environ.get(ENVIRONMENT, ""))
 
 
-class Context:
+class DnnlContext:
     """What the primitives of one engine share: oneDNN's engine and stream, the thread count, and scratch memory.
 
     Scratch memory is reused by every call, so a context belongs to one compute thread at a time.
@@ -223,7 +224,7 @@ class Description:
 
     __slots__ = ("_keep", "context", "descriptor")
 
-    def __init__(self, context: Context, create: str, arguments: Sequence[Any]) -> None:
+    def __init__(self, context: DnnlContext, create: str, arguments: Sequence[Any]) -> None:
         context.use_threads()  # kernels size their scratchpads by the thread count at creation
         out = context.ffi.new("void **")
         function = getattr(context.lib, f"dnnl_{create}_primitive_desc_create")
@@ -264,7 +265,7 @@ class Primitive(Description):
     __slots__ = ("_args", "_count", "_execute", "_memories", "_prim", "_scratch", "_scratch_at", "_set", "_set_threads")
 
     def __init__(
-        self, context: Context, create: str, arguments: Sequence[Any], memories: Sequence[tuple[int, Any]]
+        self, context: DnnlContext, create: str, arguments: Sequence[Any], memories: Sequence[tuple[int, Any]]
     ) -> None:
         super().__init__(context, create, arguments)
         ffi, lib, check = context.ffi, context.lib, context.library.check

@@ -10,7 +10,7 @@ import numpy as np
 from lbpar.engine.base import Array, Float64Array, Window
 from lbpar.engine.onednn import cdef
 from lbpar.engine.onednn.conv import Geometry
-from lbpar.engine.onednn.library import Context, Description, Primitive, Refused
+from lbpar.engine.onednn.library import Description, DnnlContext, Primitive, Refused
 from lbpar.engine.pooling import factors
 from lbpar.engine.windows import first_tap
 
@@ -26,7 +26,7 @@ class Pooling:
     """
 
     def __init__(
-        self, context: Context, algorithm: int, whole: tuple[int, ...], y_shape: tuple[int, ...], win: Window
+        self, context: DnnlContext, algorithm: int, whole: tuple[int, ...], y_shape: tuple[int, ...], win: Window
     ) -> None:
         geometry = Geometry(win, whole[1:-1], y_shape[1:-1])
         self.crop, self.x_shape = geometry.crop, (whole[0], *geometry.spatial, whole[-1])

@@ -17,7 +17,7 @@ import numpy as np
 from lbpar.engine import norm
 from lbpar.engine.base import Array, Float64Array
 from lbpar.engine.onednn import cdef
-from lbpar.engine.onednn.library import Context, Description, Primitive, dense
+from lbpar.engine.onednn.library import Description, DnnlContext, Primitive, dense
 
 TILE_BYTES = 1 << 20
 """Bytes of one operand of a tile, per thread: a few operands fit a core's second-level cache."""
@@ -38,7 +38,7 @@ class Tiling:
     spans : list of (byte offset, wide rows) of the tiles
     """
 
-    def __init__(self, context: Context, count: int, channels: int) -> None:
+    def __init__(self, context: DnnlContext, count: int, channels: int) -> None:
         limit = max(1, _WIDE // channels)
         self.fold = next(k for k in range(limit, 0, -1) if count % k == 0)
         self.context, self.count, self.channels, self.columns = context, count, channels, self.fold * channels
@@ -62,7 +62,7 @@ class _Sums(Tiling):
     vectors that are the same for all tiles, and the two results.
     """
 
-    def __init__(self, context: Context, count: int, channels: int) -> None:
+    def __init__(self, context: DnnlContext, count: int, channels: int) -> None:
         super().__init__(context, count, channels)
         vector, made = context.desc((self.columns,), (1,)), {}
         for rows in {n for _, n in self.spans}:
@@ -71,7 +71,7 @@ class _Sums(Tiling):
             made[rows] = self._primitive(context, tile, vector)
         self._steps = [(offset, made[rows]) for offset, rows in self.spans]
 
-    def _primitive(self, context: Context, tile: Any, vector: Any) -> Primitive:
+    def _primitive(self, context: DnnlContext, tile: Any, vector: Any) -> Primitive:
         raise NotImplementedError
 
     def _results(self, sources: Sequence[Array], vectors: Sequence[Array]) -> Array:
@@ -89,7 +89,7 @@ class _Sums(Tiling):
 class Moments(_Sums):
     """`Engine.norm_sums` of one shape: mean and biased variance of each tile, merged to sums about a shift."""
 
-    def _primitive(self, context: Context, tile: Any, vector: Any) -> Primitive:
+    def _primitive(self, context: DnnlContext, tile: Any, vector: Any) -> Primitive:
         return Primitive(
             context,
             "batch_normalization_forward",
@@ -109,7 +109,7 @@ class Moments(_Sums):
 class BackwardSums(_Sums):
     """sum(dy) and sum(dy * (x - mean)) of one shape."""
 
-    def _primitive(self, context: Context, tile: Any, vector: Any) -> Primitive:
+    def _primitive(self, context: DnnlContext, tile: Any, vector: Any) -> Primitive:
         flags = cdef.USE_GLOBAL_STATS | cdef.USE_SCALE | cdef.USE_SHIFT
         forward = (cdef.FORWARD_TRAINING, tile, tile, 0.0, flags, context.attributes())
         hint = Description(context, "batch_normalization_forward", forward)
@@ -141,7 +141,7 @@ class Chain(Tiling):
     Letters: m multiply by a row, a add a row, A add a matrix.
     """
 
-    def __init__(self, context: Context, count: int, channels: int, steps: str, relu: bool = False) -> None:
+    def __init__(self, context: DnnlContext, count: int, channels: int, steps: str, relu: bool = False) -> None:
         super().__init__(context, count, channels)
         self.steps = steps
         matrix = context.rows((count // self.fold, self.columns))
@@ -164,7 +164,7 @@ class Chain(Tiling):
         self.run(pointer(x), first, pointer(y), *operands)
 
 
-def eltwise_forward(context: Context, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
+def eltwise_forward(context: DnnlContext, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
     """Addresses x, y."""
     desc = context.rows(shape)
     return Primitive(
@@ -175,7 +175,7 @@ def eltwise_forward(context: Context, algorithm: int, shape: tuple[int, ...], al
     )
 
 
-def eltwise_backward(context: Context, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
+def eltwise_backward(context: DnnlContext, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
     """For algorithms that work from the forward result: addresses dy, y, dx."""
     desc = context.rows(shape)
     hint = eltwise_forward(context, algorithm, shape, alpha)
@@ -187,14 +187,16 @@ def eltwise_backward(context: Context, algorithm: int, shape: tuple[int, ...], a
     )
 
 
-def binary(context: Context, algorithm: int, shape: tuple[int, ...], more: int) -> Primitive:
+def binary(context: DnnlContext, algorithm: int, shape: tuple[int, ...], more: int) -> Primitive:
     """x0 op x1 op ... of ``more + 2`` arrays of one shape: addresses x0, x1, y, x2, ..."""
     desc = context.rows(shape)
     post_ops = context.post_ops(*([("binary", algorithm, desc)] * more)) if more else None
     return _binary(context, algorithm, desc, desc, post_ops, [desc] * more)
 
 
-def _binary(context: Context, algorithm: int, x: Any, other: Any, post_ops: Any, operands: Sequence[Any]) -> Primitive:
+def _binary(
+    context: DnnlContext, algorithm: int, x: Any, other: Any, post_ops: Any, operands: Sequence[Any]
+) -> Primitive:
     return Primitive(
         context,
         "binary",
@@ -209,7 +211,7 @@ def _binary(context: Context, algorithm: int, x: Any, other: Any, post_ops: Any,
 
 
 def matmul(
-    context: Context, sizes: tuple[int, int, int], turned: tuple[bool, bool], bias: bool, compute: int = cdef.F32
+    context: DnnlContext, sizes: tuple[int, int, int], turned: tuple[bool, bool], bias: bool, compute: int = cdef.F32
 ) -> Primitive:
     """(m, k) @ (k, n), each of which may lie the other way round, [+ a row]: addresses left, right, result[, row]."""
     m, k, n = sizes
