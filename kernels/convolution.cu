@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC
 }
 
 CONVOLUTION_TEMPLATE
-__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B>()))
+__global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B, true>()))
     conv_backward_weights(ELEMENT* dw, SUM* partial, const ELEMENT* dy, const ELEMENT* x, const __grid_constant__ WindowSizes z) {
     CONVOLUTION_TYPES;
     extern __shared__ __align__(128) char memory[];

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(256) conv_grouped(T* target, const T* source, 
     S sums[ROWS][VEC];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        at[r] = window.position(static_cast<Index>(first + r < rows ? first + r : rows - 1));
+        at[r] = window.position(static_cast<Index>(min(first + r, static_cast<i64>(rows) - 1)));
 #pragma unroll
         for (int v = 0; v < VEC; ++v) sums[r][v] = 0;
     }
