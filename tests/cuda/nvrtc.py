@@ -10,7 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+from lbpar.engine.cupy.kernels import OPTIONS, source
+
 ARCHITECTURES = ("sm_70", "sm_80", "sm_90", "sm_100")
 
 
@@ -42,10 +43,8 @@ def library() -> tuple[ctypes.CDLL, Path] | None:
     return None
 
 
-def compile_kernels(
-    source: Path, names: Sequence[str], architecture: str, options: Sequence[str] = ()
-) -> list[Resources]:
-    """Compile instantiations of the kernels of one file.
+def compile_kernels(file: str, names: Sequence[str], architecture: str) -> list[Resources]:
+    """Compile instantiations of the kernels of one file of ``kernels/``, as `lbpar.engine.cupy.kernels` does through CuPy.
 
     Raises
     ------
@@ -56,17 +55,16 @@ def compile_kernels(
     assert found
     nvrtc, headers = found
     program = ctypes.c_void_p()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source(file).encode(), file.encode(), 0, None, None))
     try:
         for name in names:
             _check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
-        flags = [f"-arch={architecture}", "-std=c++17", "-ftz=true", f"-I{KERNELS}", f"-I{headers}"]  # as CuPy does
-        flags += ["-default-device", "--ptxas-options=-v", *options]
+        flags = [f"-arch={architecture}", *OPTIONS, "-ftz=true", f"-I{headers}", "--ptxas-options=-v"]  # CuPy adds -ftz
         given = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
         failed = nvrtc.nvrtcCompileProgram(program, len(flags), given)
         log = _log(nvrtc, program)
         if failed:
-            raise CompileError(f"{source.name} for {architecture}:\n{log[:8000]}")
+            raise CompileError(f"{file} for {architecture}:\n{log[:8000]}")
         report = _report(log)
         lowered = ctypes.c_char_p()
         rows = []

@@ -29,7 +29,8 @@ INDEX_LIMIT = 2**31 - 1 - (1 << 24)
 SHARED = 48 << 10
 """Bytes of shared memory that a kernel gets without asking for more."""
 
-OPTIONS = ("-std=c++17",)
+OPTIONS = ("-std=c++17", "-default-device")
+"""What the compiler is told; lambdas without annotation run on the device."""
 
 
 def folder() -> Path:

@@ -1,0 +1,50 @@
+"""``python -m tests.cuda.resources [FILE ...]`` compiles the kernels and writes the table of what they take into the docs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lbpar.engine.cupy.names import GROUPS
+from tests.cuda.nvrtc import ARCHITECTURES, Resources, compile_kernels
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"
+START, END = "<!-- table -->", "<!-- end -->"
+
+
+def rows_of(file: str) -> list[str]:
+    """A line per kernel: the most that any of its instantiations takes."""
+    found: dict[str, list[Resources]] = {}
+    for names in GROUPS[file]:
+        for architecture in ARCHITECTURES if names else ():
+            for r in compile_kernels(file, names, architecture):
+                found.setdefault(r.name.split("<")[0], []).append(r)
+    lines = []
+    for name, rows in found.items():
+        registers = [str(max(r.registers for r in rows if r.architecture == a)) for a in ARCHITECTURES]
+        kinds = len({r.name for r in rows})
+        shared, spilled = max(r.shared for r in rows), max(r.spilled + r.stack for r in rows)
+        lines.append(f"| {file} | `{name}` | {kinds} | {' | '.join(registers)} | {shared:,} | {spilled} |")
+    return lines
+
+
+def main(files: list[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(START)
+    old, after = rest.split(END)
+    kept = [line for line in old.splitlines() if line.startswith("| ") and line.split(" ")[1] in GROUPS]
+    table = {file: [line for line in kept if line.startswith(f"| {file} ")] for file in GROUPS}
+    for file in files or GROUPS:
+        table[file] = rows_of(file)
+        print(*table[file], sep="\n", flush=True)
+    head = f"| file | kernel | variants | {' | '.join(ARCHITECTURES)} | shared bytes | spilled |"
+    lines = [
+        head,
+        "|---|---|" + "---:|" * (3 + len(ARCHITECTURES)),
+        *(line for file in sorted(table) for line in table[file]),
+    ]
+    PAGE.write_text(f"{before}{START}\n\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
