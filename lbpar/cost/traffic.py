@@ -147,12 +147,18 @@ def _product(tables: list[_Table], where: Coords, grid: Grid) -> np.ndarray:
 
 @lru_cache(maxsize=1 << 14)
 def _lengths(dim: Dim, grid: Grid) -> _Table:
-    axes = tuple(sorted(dim.all_axes))
-    coords = _enumerate(axes, grid)
     if len(dim.factors) == 1:
-        lo, hi = dim.bounds(grid, coords)
-        return _table(axes, np.broadcast_to(hi - lo, (grid.ways(axes),)))
-    return _table(axes, np.array([length(dim.runs(grid, c)) for c in _places(coords, grid)]))
+        lo, hi = blocks(dim, grid)
+        return _table(dim.all_axes[::-1], hi - lo)
+    axes = tuple(sorted(dim.all_axes))
+    return _table(axes, np.array([length(dim.runs(grid, c)) for c in _places(_enumerate(axes, grid), grid)]))
+
+
+def _bounds(dim: Dim, grid: Grid, coords: Coords) -> tuple[np.ndarray, np.ndarray]:
+    """First and last+1 index held at some coordinates."""
+    lo, hi = blocks(dim, grid)
+    at = _flat(dim.all_axes[::-1], grid, coords)
+    return lo[at], hi[at]
 
 
 def longest(dim: Dim, grid: Grid) -> int:
@@ -187,13 +193,11 @@ def _primes(size: int) -> tuple[int, ...]:
 def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of all ranks, or of so many that at most `SAMPLED_PAIRS` pairs are compared: which block of a cut by ``x`` each holds, and which of a
     cut by ``y``; and which of these each member of its group over ``moved`` has (a row per rank). Blocks are numbered as in `blocks`."""
-    x, y = x[::-1], y[::-1]
-    here = _enumerate(grid.axes, grid)
-    ways = grid.ways(moved)
+    x, y, ways, rank = x[::-1], y[::-1], grid.ways(moved), np.arange(grid.size)
     if grid.size * ways > SAMPLED_PAIRS:
-        ranks = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // ways)).astype(int))
-        here = {a: c[ranks] for a, c in here.items()}
-    stay = {a: 0 if a in moved else here[a] for a in y}
+        rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // ways)).astype(int))
+    here = {a: rank // grid.strides[a] % grid.sizes[a] for a in grid.axes}
+    stay = here | dict.fromkeys(moved, 0)
     go = dict.fromkeys(y, 0) | _enumerate(tuple(a for a in y if a in moved), grid)
     theirs = np.asarray(_flat(y, grid, stay))[..., None] + _flat(y, grid, go)
     return np.atleast_1d(_flat(x, grid, here)), np.atleast_1d(_flat(y, grid, here)), np.atleast_2d(theirs)
@@ -231,7 +235,7 @@ def _kept(s: Dim, d: Dim, grid: Grid) -> _Table:
     axes = tuple(sorted({*s.all_axes, *d.all_axes}))
     coords = _enumerate(axes, grid)
     if len(s.factors) == len(d.factors) == 1:
-        (a, b), (c, e) = s.bounds(grid, coords), d.bounds(grid, coords)
+        (a, b), (c, e) = _bounds(s, grid, coords), _bounds(d, grid, coords)
         both = np.maximum(0, np.minimum(b, e) - np.maximum(a, c))
         return _table(axes, np.broadcast_to(both, (grid.ways(axes),)))
     return _table(axes, np.array([length(intersect(s.runs(grid, c), d.runs(grid, c))) for c in _places(coords, grid)]))
@@ -248,7 +252,7 @@ def _sent(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[_Table, _Table]:
         rows = np.arange(n) if n * m <= PAIRS else np.unique(np.linspace(0, n - 1, max(64, PAIRS // m)).astype(int))
         here = {a: v[rows, None] for a, v in mine.items()}
         other = {**here, **{a: v[None, :] for a, v in theirs.items()}}
-        (a, b), (c, e) = s.bounds(grid, here), d.bounds(grid, other)
+        (a, b), (c, e) = _bounds(s, grid, here), _bounds(d, grid, other)
         both = np.broadcast_to(np.maximum(0, np.minimum(b, e) - np.maximum(a, c)), (rows.size, m))
         fill = np.searchsorted(rows, np.arange(n), side="right") - 1
         total, count = both.sum(1)[fill], (both > 0).sum(1)[fill]

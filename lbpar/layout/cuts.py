@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.layout.grid import Axes, Grid
-from lbpar.layout.layout import Dim
+from lbpar.layout.layout import Dim, Ints
+from lbpar.layout.runs import Many
 
-Ints = NDArray[np.signedinteger[Any]]
-#: A number, or an array of one number per layout.
-Many = Any
 
 
 def bits(axes: Axes) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from lbpar.graph.loops import Index, Kernel, Operand, Window
 from lbpar.layout.grid import Axes, Grid
-from lbpar.layout.runs import Box, Many, Runs, block, box_shape, expand, run
+from lbpar.layout.runs import Box, Runs, block, box_shape, expand, run
 
+Ints = NDArray[np.signedinteger[Any]]
 OpGrid = Mapping[str, Axes]  # loop name -> the axes that split it, major first
 
 
@@ -72,8 +72,8 @@ class Dim:
         """The same cut without ghosts: blocks of the dimension itself on the same axes."""
         return self if self.window is None else Dim(self.extent, (self.extent,), (self.all_axes,))
 
-    def parts(self, grid: Grid, coords: Sequence[Many] | Mapping[int, Many]) -> tuple[tuple[Many, Many], ...]:
-        """The block of each loop at the given coordinates: by axis, numbers or arrays."""
+    def parts(self, grid: Grid, coords: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The block of each loop at the given coordinates."""
         out = []
         for extent, axes in zip(self.factors, self.axes, strict=True):
             lo, hi = 0, extent
@@ -81,21 +81,6 @@ class Dim:
                 lo, hi = block(lo, hi, grid.sizes[a], coords[a])
             out.append((lo, hi))
         return tuple(out)
-
-    def bounds(self, grid: Grid, coords: Sequence[Many] | Mapping[int, Many]) -> tuple[Many, Many]:
-        """First and last+1 index held at (arrays of) coordinates, for a dimension of one factor; (0, 0) where a window finds nothing."""
-        ((lo, hi),) = self.parts(grid, coords)
-        w = self.window
-        if w is None:
-            return lo, hi
-        if self.transposed:
-            first = np.maximum(0, -((w.reach - lo - w.pad) // w.stride))
-            last = np.minimum(self.extent, (hi - 1 + w.pad) // w.stride + 1)
-        else:
-            first = np.maximum(0, lo * w.stride - w.pad)
-            last = np.minimum(self.extent, (hi - 1) * w.stride - w.pad + w.reach + 1)
-        some = (hi > lo) & (last > first)
-        return first * some, last * some
 
     def runs(self, grid: Grid, coords: tuple[int, ...]) -> Runs:
         """Indices held at the given coordinates."""
@@ -220,12 +205,34 @@ def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ..
     return (*operand.varying, *summed) if written else operand.varying
 
 
-@lru_cache(maxsize=1 << 14)
-def blocks(dim: Dim, grid: Grid) -> tuple[NDArray[Any], NDArray[Any]]:
-    """`Dim.bounds` of all coordinates along the axes of a dimension of one factor, the last axis running fastest."""
-    ways = [grid.sizes[a] for a in dim.all_axes]
-    places = np.unravel_index(np.arange(prod(ways)), ways) if ways else ()
-    return tuple(np.broadcast_to(x, prod(ways)) for x in dim.bounds(grid, dict(zip(dim.all_axes, places, strict=True))))  # type: ignore[return-value]
+@lru_cache(maxsize=1 << 12)
+def _nested(extent: int, sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """First and last+1 index of the blocks that nested cuts make, those of the last cut next to each other."""
+    if not sizes:
+        return np.zeros(1, np.int64), np.full(1, extent)
+    lo, hi = (x[:, None] for x in _nested(extent, sizes[:-1]))
+    lo, hi = block(lo, hi, sizes[-1], np.arange(sizes[-1]))
+    return lo.reshape(-1), hi.reshape(-1)
+
+
+@lru_cache(maxsize=1 << 12)
+def blocks(dim: Dim, grid: Grid) -> tuple[Ints, Ints]:
+    """First and last+1 index held at all coordinates along the axes of a dimension of one factor, the last axis running fastest.
+
+    (0, 0) where a window finds nothing.
+    """
+    lo, hi = _nested(dim.factors[0], tuple(grid.sizes[a] for a in dim.all_axes))
+    w = dim.window
+    if w is None:
+        return lo, hi
+    if dim.transposed:
+        first = np.maximum(0, -((w.reach - lo - w.pad) // w.stride))
+        last = np.minimum(dim.extent, (hi - 1 + w.pad) // w.stride + 1)
+    else:
+        first = np.maximum(0, lo * w.stride - w.pad)
+        last = np.minimum(dim.extent, (hi - 1) * w.stride - w.pad + w.reach + 1)
+    some = (hi > lo) & (last > first)
+    return first * some, last * some
 
 
 @lru_cache(maxsize=1 << 14)
