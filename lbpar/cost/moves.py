@@ -82,7 +82,7 @@ class MoveVolumes:
         self._keys = Numbering()  # of cases: cuts before and after, axes, grid of these
         self._parts = Made(self._cut_parts, 1)
         self._described = Made(self._describe, 5)
-        self._by_extent: dict[int, Made] = {}
+        self._by_extent: dict[Any, Made] = {}
 
     def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
@@ -117,19 +117,28 @@ class MoveVolumes:
             out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0))))
         return np.array(out).T
 
-    def exchanges(self, extent: int) -> Made:
-        """Of every case of a dimension: `largest_exchange`, and the largest block before and after."""
-        if extent not in self._by_extent:
-            self._by_extent[extent] = Made(lambda cases: self._exchanges(extent, cases), 5)
-        return self._by_extent[extent]
+    def _table(self, make: Callable[[int, Ints], Many], extent: int, width: int) -> Made:
+        """What is made of every case of a dimension of some extent."""
+        if (make, extent) not in self._by_extent:
+            self._by_extent[make, extent] = Made(lambda cases: make(extent, cases), width)
+        return self._by_extent[make, extent]
 
-    def _exchanges(self, extent: int, cases: Ints) -> Floats:
+    def _sizes(self, extent: int, cases: Ints) -> Many:
+        """The largest block before and after."""
+        return block_size(extent, self._described.of(cases)[:2, cases])
+
+    def _exchanges(self, extent: int, cases: Ints) -> Many:
+        """`largest_exchange`."""
         before, after, share, readers, leaves = self._described.of(cases)[:, cases]
         held, wanted = block_size(extent, before), block_size(extent, after)
-        out = np.array([held // share, readers, np.where(leaves, 0, np.minimum(held, wanted)), held, wanted])
-        uneven = (readers == 0) | (held * before != extent) | (wanted * after != extent)
+        whole = (before == 1) & (share == 1)  # most leaves where the block that is kept is small
+        kept = np.where(whole, extent // np.maximum(after, 1), np.minimum(held, wanted))
+        out = np.array([held // share, np.where(whole, np.minimum(readers, extent), readers), np.where(leaves, 0, kept)])
+        even = (held * before == extent) & (wanted * after == extent)
+        same = (before == after) & (share == 1) & (readers == 1) & (leaves == 0)
+        uneven = (readers == 0) | ~(even | whole | same | (after == 1))
         for i in np.flatnonzero(uneven).tolist():
-            out[:3, i] = _exchange(extent, *self._keys.things[cases[i]])
+            out[:, i] = _exchange(extent, *self._keys.things[cases[i]])
         return out
 
     def volume(
@@ -143,19 +152,19 @@ class MoveVolumes:
         ways, copies : int arrays
             Processes of the groups; those of them along axes that do not cut what arrives.
         """
-        tables = [(self.exchanges(e).of(c), c) for e, c in zip(shape, cases, strict=True)]
 
-        def product(row: int, start: Many = 1) -> Many:
-            return prod((values[row][c] for values, c in tables), start=start)
+        def product(make: Callable[[int, Ints], Many], width: int, row: int, start: Many = 1) -> Many:
+            tables = (self._table(make, e, width).of(c)[row][c] for e, c in zip(shape, cases, strict=True))
+            return prod(tables, start=start)
 
-        after = product(4, np.ones(ways.size))
+        after = product(self._sizes, 2, 1, np.ones(ways.size))
+        if kind == "slice":
+            return after * 0, after * 0, after
         if kind == "allreduce":
             return 2 * after * (ways - 1) / ways, 2 * (ways - 1), after
         if kind in ("reduce_scatter", "allgather"):
-            return (after if kind == "reduce_scatter" else product(3)) * (ways - 1), ways - 1, after
-        if kind == "slice":
-            return after * 0, after * 0, after
-        sent, readers, kept = product(0, copies), product(1, copies), product(2)
+            return (after if kind == "reduce_scatter" else product(self._sizes, 2, 0)) * (ways - 1), ways - 1, after
+        sent, readers, kept = (product(self._exchanges, 3, i, x) for i, x in enumerate((copies, copies, 1)))
         return sent - kept, readers - (kept > 0), after
 
 

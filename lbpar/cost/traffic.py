@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -189,18 +190,33 @@ def _primes(size: int) -> tuple[int, ...]:
     return Grid.of(size).sizes
 
 
-@lru_cache(maxsize=1 << 11)
-def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of all ranks, or of so many that at most `SAMPLED_PAIRS` pairs are compared: which block of a cut by ``x`` each holds, and which of a
-    cut by ``y``; and which of these each member of its group over ``moved`` has (a row per rank). Blocks are numbered as in `blocks`."""
+class _Pairs(NamedTuple):
+    """Of some ranks which block of one cut each holds and which of another it wants, numbered as in `blocks`; and the blocks that members
+    of its group want: rows of ``theirs``, the row of each rank being ``row``, and ``first`` a rank for each row."""
+
+    held: np.ndarray
+    wanted: np.ndarray
+    theirs: np.ndarray
+    row: np.ndarray
+    first: np.ndarray
+
+
+@lru_cache(maxsize=1 << 9)
+def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> _Pairs:
+    """What ranks hold by a cut along ``x`` and want by one along ``y``, in groups over ``moved``: all, or so many that at most
+    `SAMPLED_PAIRS` of them and members are compared."""
     x, y, ways, rank = x[::-1], y[::-1], grid.ways(moved), np.arange(grid.size)
     if grid.size * ways > SAMPLED_PAIRS:
         rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // ways)).astype(int))
     here = {a: rank // grid.strides[a] % grid.sizes[a] for a in grid.axes}
-    stay = here | dict.fromkeys(moved, 0)
+    # What members want depends on a rank only by what it holds and by where it stays.
+    alike = _flat(tuple(a for a in grid.axes if a in x or a not in moved), grid, here)
+    _, first, row = np.unique(np.broadcast_to(alike, rank.shape), return_index=True, return_inverse=True)
+    stay = {a: 0 if a in moved else c[first] for a, c in here.items()}
     go = dict.fromkeys(y, 0) | _enumerate(tuple(a for a in y if a in moved), grid)
     theirs = np.asarray(_flat(y, grid, stay))[..., None] + _flat(y, grid, go)
-    return np.atleast_1d(_flat(x, grid, here)), np.atleast_1d(_flat(y, grid, here)), np.atleast_2d(theirs)
+    held, wanted = (np.broadcast_to(_flat(z, grid, here), rank.shape) for z in (x, y))
+    return _Pairs(held, wanted, np.atleast_2d(theirs), row, first)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -213,12 +229,13 @@ def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, 
         total, count, own = (_product([t], where, grid) for t in (sent, readers, kept))
     else:
         x, y = s.all_axes, d.all_axes
-        held, wanted, theirs = _pairs(x, y, tuple(a for a in axes if a in y), grid)
+        p = _pairs(x, y, tuple(a for a in axes if a in y), grid)
         (lo, hi), (first, last) = blocks(s, grid), blocks(d, grid)
-        lo, hi = lo[held], hi[held]
-        both = np.minimum(hi[:, None], last[theirs]) - np.maximum(lo[:, None], first[theirs])
-        own = np.minimum(hi, last[wanted]) - np.maximum(lo, first[wanted])
-        total, count, own = np.maximum(both, 0).sum(-1), (both > 0).sum(-1), np.maximum(own, 0)
+        lo, hi = lo[p.held], hi[p.held]
+        theirs = p.theirs[:, (last > first)[p.theirs].any(0)]  # many more processes than indices leave most of them nothing
+        both = np.minimum(hi[p.first, None], last[theirs]) - np.maximum(lo[p.first, None], first[theirs])
+        total, count = np.maximum(both, 0).sum(-1)[p.row], (both > 0).sum(-1)[p.row]
+        own = np.maximum(np.minimum(hi, last[p.wanted]) - np.maximum(lo, first[p.wanted]), 0)
     total, count, own = np.broadcast_arrays(total, count, own)
     at = np.lexsort((count, total, total - own))[-1]
     return int(total[at]), int(count[at]), int(own[at])
