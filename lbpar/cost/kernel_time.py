@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-import numpy as np
-
 from lbpar.cost.machine import Machine, Many
 from lbpar.graph.loops import Index, Kernel, Operand
+from lbpar.layout.cuts import pick
 from lbpar.layout.grid import Axes, Grid
 
 # bfloat16 is the type in which products multiply: arrays and messages are float32.
@@ -37,8 +36,8 @@ def held(index: Index, local: Mapping[str, Many], extents: Mapping[str, int]) ->
         return prod((local[loop] for loop in index.loops), start=1)
     block, w = local[index.loops[0]], index.window
     need = (block - 1 + w.reach) // w.stride + 1 if index.transposed else (block - 1) * w.stride + w.reach + 1
-    whole = np.asarray(block) >= extents[index.loops[0]]
-    return np.where(whole, index.extent, np.minimum(index.extent, need)) * (np.asarray(block) > 0)
+    part = pick((block < extents[index.loops[0]]) & (need < index.extent), need, index.extent)
+    return part * (block > 0)
 
 
 def local_size(operand: Operand, local: Mapping[str, Many], extents: Mapping[str, int]) -> Many:
@@ -62,7 +61,7 @@ def busy(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Many:
     out: Many = procs
     for loop, extent in kernel.loops:
         parts = ways.get(loop, 1)
-        out = out / parts * np.minimum(parts, extent)
+        out = out / parts * pick(parts < extent, parts, extent)
     return out
 
 
@@ -74,7 +73,8 @@ def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], 
     if shape is None:
         return moved / c.speeds.get(kernel.name, c.memory_bandwidth) + c.overhead
     rate = machine.rate(plain_name(kernel.name), *shape, dtype, taps(kernel))
-    return np.maximum(moved / c.memory_bandwidth, flops(kernel, local) / rate) + c.overhead
+    memory, arithmetic = moved / c.memory_bandwidth, flops(kernel, local) / rate
+    return pick(memory > arithmetic, memory, arithmetic) + c.overhead
 
 
 def plain_name(kernel: str) -> str:

@@ -38,26 +38,33 @@ def grown(rows: NDArray[Any], size: int) -> NDArray[Any]:
     """An array with room for so many rows, the new ones zero."""
     if size <= len(rows):
         return rows
-    return np.concatenate([rows, np.zeros((2 * size - len(rows), *rows.shape[1:]), rows.dtype)])
+    more = np.zeros((2 * size, *rows.shape[1:]), rows.dtype)
+    more[: len(rows)] = rows
+    return more
 
 
 class Made:
-    """Columns of values of numbered things, each made when it is first asked for."""
+    """Values of numbered things (so many for each), made when they are first asked for."""
 
     def __init__(self, make: Callable[[Ints], Many], width: int) -> None:
-        self._make, self._values, self._known = make, np.zeros((width, 0)), np.zeros(0, bool)
+        self._make, self._values, self._known = make, [np.zeros(0)] * width, np.zeros(0, bool)
 
-    def of(self, numbers: Ints) -> NDArray[Any]:
-        """The values, a column per thing, of which those of ``numbers`` are made."""
+    def of(self, numbers: Ints, row: int = 0) -> NDArray[Any]:
+        """One value of each of some things."""
+        return self.made(numbers)[row][numbers]
+
+    def made(self, numbers: Ints) -> list[NDArray[Any]]:
+        """Every value of all things, by number; at least those of ``numbers`` are made."""
         size = int(numbers.max(initial=-1)) + 1
         if size > self._known.size:
-            self._values, self._known = grown(self._values.T, size).T.copy(), grown(self._known, size)
+            self._values, self._known = [grown(v, size) for v in self._values], grown(self._known, size)
         new = ~self._known[numbers]
         if new.any():
             missing = np.zeros(size, bool)
             missing[numbers[new]] = True
             at = np.flatnonzero(missing)
-            self._values[:, at] = self._make(at)
+            for values, made in zip(self._values, np.reshape(self._make(at), (-1, at.size)), strict=True):
+                values[at] = made
             self._known[at] = True
         return self._values
 
@@ -86,7 +93,7 @@ class MoveVolumes:
 
     def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
-        return prod((block_size(e, self._parts.of(c)[0][c]) for e, c in zip(shape, cuts, strict=True)), start=1)
+        return prod((block_size(e, self._parts.of(c)) for e, c in zip(shape, cuts, strict=True)), start=1)
 
     def _cut_parts(self, cuts: Ints) -> Ints:
         return np.array([_parts(self.cuts.dim(c, 0), self.grid) for c in cuts.tolist()])
@@ -125,15 +132,17 @@ class MoveVolumes:
 
     def _sizes(self, extent: int, cases: Ints) -> Many:
         """The largest block before and after."""
-        return block_size(extent, self._described.of(cases)[:2, cases])
+        return [block_size(extent, self._described.of(cases, end)) for end in (0, 1)]
 
     def _exchanges(self, extent: int, cases: Ints) -> Many:
         """`largest_exchange`."""
-        before, after, share, readers, leaves = self._described.of(cases)[:, cases]
+        before, after, share, readers, leaves = (v[cases] for v in self._described.made(cases))
         held, wanted = block_size(extent, before), block_size(extent, after)
         whole = (before == 1) & (share == 1)  # most leaves where the block that is kept is small
         kept = np.where(whole, extent // np.maximum(after, 1), np.minimum(held, wanted))
-        out = np.array([held // share, np.where(whole, np.minimum(readers, extent), readers), np.where(leaves, 0, kept)])
+        out = np.array(
+            [held // share, np.where(whole, np.minimum(readers, extent), readers), np.where(leaves, 0, kept)]
+        )
         even = (held * before == extent) & (wanted * after == extent)
         same = (before == after) & (share == 1) & (readers == 1) & (leaves == 0)
         uneven = (readers == 0) | ~(even | whole | same | (after == 1))
@@ -144,7 +153,7 @@ class MoveVolumes:
     def volume(
         self, kind: MoveKind, ways: Ints, copies: Ints, cases: Sequence[Ints], shape: tuple[int, ...]
     ) -> tuple[Many, Many, Many]:
-        """Elements and messages that the busiest rank sends, and elements of the block that it then holds; the largest blocks are taken
+        """Elements and messages that the busiest rank sends (but for slices), and elements of the block that it then holds; the largest blocks are taken
         in every dimension.
 
         Parameters
@@ -153,19 +162,20 @@ class MoveVolumes:
             Processes of the groups; those of them along axes that do not cut what arrives.
         """
 
-        def product(make: Callable[[int, Ints], Many], width: int, row: int, start: Many = 1) -> Many:
-            tables = (self._table(make, e, width).of(c)[row][c] for e, c in zip(shape, cases, strict=True))
-            return prod(tables, start=start)
+        def product(make: Callable[[int, Ints], Many], width: int, rows: Sequence[int], start: Many = 1) -> list[Many]:
+            tables = [self._table(make, e, width).made(c) for e, c in zip(shape, cases, strict=True)]
+            return [prod((t[row][c] for t, c in zip(tables, cases, strict=True)), start=start) for row in rows]
 
-        after = product(self._sizes, 2, 1, np.ones(ways.size))
+        (after,) = product(self._sizes, 2, (1,), np.ones(ways.size))
         if kind == "slice":
-            return after * 0, after * 0, after
+            return after, after, after
         if kind == "allreduce":
             return 2 * after * (ways - 1) / ways, 2 * (ways - 1), after
         if kind in ("reduce_scatter", "allgather"):
-            return (after if kind == "reduce_scatter" else product(self._sizes, 2, 0)) * (ways - 1), ways - 1, after
-        sent, readers, kept = (product(self._exchanges, 3, i, x) for i, x in enumerate((copies, copies, 1)))
-        return sent - kept, readers - (kept > 0), after
+            block = after if kind == "reduce_scatter" else product(self._sizes, 2, (0,))[0]
+            return block * (ways - 1), ways - 1, after
+        sent, readers, kept = product(self._exchanges, 3, (0, 1, 2))
+        return sent * copies - kept, readers * copies - (kept > 0), after
 
 
 class MovePrices:
@@ -196,7 +206,7 @@ class MovePrices:
                 return np.array([self.machine.terms(kind, parts) for parts in self._groups.of(new)]).reshape(-1, 6).T
 
             self._terms[kind] = Made(make, 6)
-        values = self._terms[kind].of(groups)[:, groups]
+        values = [v[groups] for v in self._terms[kind].made(groups)]
         return Term(*values[:3]), Term(*values[3:])
 
     def allreduce(self, axes: Ints) -> Term:
@@ -259,7 +269,7 @@ class MovePrices:
         """Seconds of numbered transitions of a tensor; ``item`` is bytes per element."""
         if (shape, item) not in self._prices:
             self._prices[shape, item] = Made(lambda new: self._transition_seconds(shape, item, new), 1)
-        return self._prices[shape, item].of(transitions)[0][transitions]
+        return self._prices[shape, item].of(transitions)
 
     def _transition_seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Many:
         first, end = self._spans[transitions].T

@@ -232,7 +232,9 @@ def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, 
         p = _pairs(x, y, tuple(a for a in axes if a in y), grid)
         (lo, hi), (first, last) = blocks(s, grid), blocks(d, grid)
         lo, hi = lo[p.held], hi[p.held]
-        theirs = p.theirs[:, (last > first)[p.theirs].any(0)]  # many more processes than indices leave most of them nothing
+        theirs = p.theirs[
+            :, (last > first)[p.theirs].any(0)
+        ]  # many more processes than indices leave most of them nothing
         both = np.minimum(hi[p.first, None], last[theirs]) - np.maximum(lo[p.first, None], first[theirs])
         total, count = np.maximum(both, 0).sum(-1)[p.row], (both > 0).sum(-1)[p.row]
         own = np.maximum(np.minimum(hi, last[p.wanted]) - np.maximum(lo, first[p.wanted]), 0)

@@ -17,7 +17,6 @@ from lbpar.layout.layout import Dim, Ints
 from lbpar.layout.runs import Many
 
 
-
 def bits(axes: Axes) -> int:
     """A set of axes as bits."""
     out = 0
@@ -159,6 +158,11 @@ class Cuts:
     def ghosts(self, cut: Many) -> Many:
         """Whether a cut has ghosts."""
         return self.plain(cut) != cut
+
+    def has_ghosts(self, place: int) -> bool:
+        """Whether a layout, by number, has any."""
+        *dims, _ = self.places.things[place]
+        return any(self.ghosts(c) for c in dims)
 
     def pair(self, c: Many, d: Many) -> Pair:
         """How a dimension cut by ``c`` becomes cut by ``d``."""

@@ -54,7 +54,7 @@ class Layouts:
         """One of them: shape, numbers of cuts, partial axes."""
         return self.shape, tuple(int(d[i]) for d in self.dims), int(self.partial[i])
 
-    @property
+    @cached_property
     def complete(self) -> Layouts:
         """With all sums done."""
         return replace(self, partial=np.zeros_like(self.partial))

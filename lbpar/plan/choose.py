@@ -21,7 +21,8 @@ from lbpar.cost.price import Price, price
 from lbpar.cost.simulate import Simulation, simulate
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
-from lbpar.layout.grid import Grid
+from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.layout import Ints
 from lbpar.plan.assign import assign
 from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
 from lbpar.plan.pricing import Pricing
@@ -38,6 +39,8 @@ from lbpar.text import human_bytes, nearest
 TIGHTEN = 4
 #: Step times that differ by no more are taken as equal: measured ones differ by more from the prediction, and from each other.
 ALIKE = 0.004
+#: Grids for all layers whose layers and edges cost no more times the least are compared by the whole step.
+NEAR = 1.1
 #: Part of the weight gradients' sums that the second search takes as hidden behind computation.
 HIDDEN = 0.9
 
@@ -290,20 +293,23 @@ def single_grid(tables: Tables, grid: Grid) -> Plan | None:
                 uniform = {("K" if loop in ("F", "C", "G") else loop): axes for loop, axes in g.items()}
                 if grid.ways(tuple(a for axes in uniform.values() for a in axes)) == grid.size:
                     seen[tuple(sorted(uniform.items()))] = uniform
-    best: tuple[float, dict[str, int]] | None = None
-    where = {n: {tuple(sorted(g.items())): i for i, g in enumerate(t.grids)} for n, t in tables.nodes.items()}
-    for uniform in seen.values():
-        numbers = {n: _closest(where[n], uniform) for n in tables.nodes}
-        if any(i is None for i in numbers.values()):
-            continue
-        picked = {n: int(i) for n, i in numbers.items() if i is not None}
-        total = tables.total(picked)
-        if best is None or total < best[0]:
-            best = (total, picked)
-    return None if best is None else plan_of(tables, best[1], grid)
+    alike = [list(_alike(uniform)) for uniform in seen.values()]
+    numbers: dict[int, Ints] = {}
+    for t in tables.nodes.values():
+        if id(t) not in numbers:
+            where = {tuple(sorted(g.items())): i for i, g in enumerate(t.grids)}
+            numbers[id(t)] = np.array([next((where[g] for g in grids if g in where), -1) for grids in alike])
+    possible = np.flatnonzero(np.all([numbers[id(t)] >= 0 for t in tables.nodes.values()], 0))
+    if not possible.size:
+        return None
+    sums = tables.parts({n: numbers[id(t)][possible] for n, t in tables.nodes.items()})
+    near = possible[sums <= sums.min() * NEAR]
+    plans = [{n: int(numbers[id(t)][i]) for n, t in tables.nodes.items()} for i in near]
+    return plan_of(tables, min(plans, key=tables.total), grid)
 
 
-def _closest(where: Mapping[tuple, int], uniform: OpGrid) -> int | None:
+def _alike(uniform: OpGrid) -> Iterator[tuple[tuple[str, Axes], ...]]:
+    """What layers of different kinds make of one grid for all, the closest first."""
     spatial = [loop for loop in ("W", "H", "D") if loop in uniform]
     for dropped in (
         (),
@@ -314,9 +320,7 @@ def _closest(where: Mapping[tuple, int], uniform: OpGrid) -> int | None:
     ):
         for channel in ("F", "C", "G"):
             g = {(channel if k == "K" else k): a for k, a in uniform.items() if k not in dropped}
-            if tuple(sorted(g.items())) in where:
-                return where[tuple(sorted(g.items()))]
-    return None
+            yield tuple(sorted(g.items()))
 
 
 def _space(tables: Tables, solution: Solution, grid: Grid, procs: int) -> dict[str, object]:

@@ -8,7 +8,7 @@ are fused wherever nothing moves between them are priced so, and gradients as th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import cast
@@ -16,8 +16,9 @@ from typing import cast
 import numpy as np
 
 from lbpar.graph.graph import Graph, Node
-from lbpar.layout.cuts import Ints, distinct
-from lbpar.layout.many import Layouts, Place
+from lbpar.graph.loops import Shape
+from lbpar.layout.cuts import Ints, Many, distinct
+from lbpar.layout.many import Layouts
 from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.fusions import Fusion, fusions
 from lbpar.plan.group import Group
@@ -42,6 +43,8 @@ class Tables:
     edges: dict[tuple[str, str], EdgeTable]
     values: list[tuple[str, list[tuple[str, int]]]]
     pricing: Pricing
+    _starts: dict[int, float] = field(default_factory=dict)
+    _transitions: dict[tuple[Shape, int, int], tuple[float, bool]] = field(default_factory=dict)
 
     def number(self, name: str, grid: OpGrid) -> int | None:
         """Which candidate of a group an op grid is, if any."""
@@ -51,11 +54,14 @@ class Tables:
         except ValueError:
             return None
 
+    def parts(self, choice: Mapping[str, Many]) -> Many:
+        """Seconds of all nodes and edges, for a choice of candidates or for arrays of choices."""
+        nodes = sum(t.seconds[choice[n]] for n, t in self.nodes.items())
+        return nodes + sum(e.table[e.rows[choice[a]], e.columns[choice[b]]] for (a, b), e in self.edges.items())
+
     def total(self, choice: Mapping[str, int]) -> float:
         """Seconds of the steps of the program that runs, for a choice of candidates."""
-        total = sum(float(t.seconds[choice[n]]) for n, t in self.nodes.items())
-        total += sum(float(e.table[e.rows[choice[a]], e.columns[choice[b]]]) for (a, b), e in self.edges.items())
-        return total + self._messages(choice) - sum(self._shared(choice, *value) for value in self.values)
+        return float(self.parts(choice)) + self._messages(choice) - sum(self._shared(choice, *v) for v in self.values)
 
     def _messages(self, choice: Mapping[str, int]) -> float:
         """Starts of the messages in which gradients travel, less the shares of them that nodes count: a message per set of axes may go
@@ -65,7 +71,9 @@ class Tables:
         for name in reversed(self.nodes):
             for sums, sizes in self.nodes[name].gradients:
                 axes, full = int(sums[choice[name]]), float(sizes[choice[name]])
-                start = float(self.pricing.moves.allreduce(np.array([axes])).start[0])
+                if axes not in self._starts:
+                    self._starts[axes] = float(self.pricing.moves.allreduce(np.array([axes])).start[0])
+                start = self._starts[axes]
                 starts -= start * min(1.0, full)
                 if not waiting.get(axes):
                     starts += start
@@ -75,27 +83,31 @@ class Tables:
     def _shared(self, choice: Mapping[str, int], producer: str, readers: list[tuple[str, int]]) -> float:
         """What readers of one value save because a copy in their layout, or one to slice, was made for an earlier one, or because their
         gradients are added before they move. Edges, which know one reader each, leave it out."""
-        y = self.nodes[producer].y.at(choice[producer])
-        copies, returned, saved = [y], set(), 0.0
+        y = self.nodes[producer].y
+        here, back = int(y.numbers[choice[producer]]), int(y.complete.numbers[choice[producer]])
+        copies, returned, saved = [], set(), 0.0
         for name, i in readers:
             t, c = self.nodes[name], choice[name]
-            for x in (layouts.at(c) for layouts in t.xs[i]):
-                whole = self._seconds(y, x)
-                usable = (k for k in copies[1:] if k == x or not self.pricing.moves.cuts.ghosts(np.array(k[1])).any())
-                here = [self._seconds(k, x) for k in usable]
-                slices = [s for s, moved in here if not moved] if whole[1] else []
-                saved += whole[0] - slices[0] if slices else 0.0
-                copies.append(x)
-            for dx in (layouts.at(c) for layouts in t.dxs[i]):
-                saved += self._seconds(dx, (y[0], y[1], 0))[0] if dx in returned else 0.0
+            for x in (int(layouts.numbers[c]) for layouts in t.xs[i]):
+                whole, sent = self._seconds(y.shape, here, x)
+                found = (self._seconds(y.shape, k, x) for k, ghosts in copies if k == x or not ghosts)
+                slices = next((s for s, moved in found if not moved), None) if sent else None
+                saved += 0.0 if slices is None else whole - slices
+                copies.append((x, self.pricing.moves.cuts.has_ghosts(x)))
+            for dx in (int(layouts.numbers[c]) for layouts in t.dxs[i]):
+                saved += self._seconds(y.shape, dx, back)[0] if dx in returned else 0.0
                 returned.add(dx)
         return saved
 
-    def _seconds(self, src: Place, dst: Place) -> tuple[float, bool]:
-        """Seconds of a transition, and whether more than slices is in it."""
-        moves = self.pricing.moves
-        number = moves.between(*(np.array([moves.cuts.places((*dims, partial))]) for _, dims, partial in (src, dst)))
-        return float(moves.seconds(src[0], self.pricing.item(), number)[0]), moves.communicates(int(number[0]))
+    def _seconds(self, shape: Shape, src: int, dst: int) -> tuple[float, bool]:
+        """Seconds of a transition between layouts by number, and whether more than slices is in it."""
+        key = (shape, src, dst)
+        if key not in self._transitions:
+            moves = self.pricing.moves
+            number = moves.between(np.array([src]), np.array([dst]))
+            seconds = float(moves.seconds(shape, self.pricing.item(), number)[0])
+            self._transitions[key] = (seconds, moves.communicates(int(number[0])))
+        return self._transitions[key]
 
 
 def group_nodes(graph: Graph, fixed: Mapping[str, OpGrid]) -> dict[str, list[str]]:
