@@ -85,7 +85,8 @@ class Tables:
         gradients are added before they move. Edges, which know one reader each, leave it out."""
         y = self.nodes[producer].y
         here, back = int(y.numbers[choice[producer]]), int(y.complete.numbers[choice[producer]])
-        copies, returned, saved = [], set(), 0.0
+        copies: list[tuple[int, bool]] = []
+        returned, saved = set(), 0.0
         for name, i in readers:
             t, c = self.nodes[name], choice[name]
             for x in (int(layouts.numbers[c]) for layouts in t.xs[i]):
