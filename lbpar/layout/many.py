@@ -15,7 +15,6 @@ from lbpar.layout.layout import Dim, open_loops
 
 #: Loop name -> number of its (plain) cut in every op grid.
 OpGrids = Mapping[str, Ints]
-Place = tuple[Shape, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +49,11 @@ class Layouts:
             partial = partial | cuts.mask(op_grids.get(loop, none))
         return cls(grid, operand.shape, dims, partial)
 
-    def at(self, i: int) -> Place:
-        """One of them: shape, numbers of cuts, partial axes."""
-        return self.shape, tuple(int(d[i]) for d in self.dims), int(self.partial[i])
+    def take(self, keep: Ints) -> Layouts:
+        """Some of them."""
+        some = replace(self, dims=tuple(d[keep] for d in self.dims), partial=self.partial[keep])
+        some.__dict__["numbers"] = self.numbers[keep]
+        return some
 
     @cached_property
     def complete(self) -> Layouts:

@@ -13,7 +13,9 @@ import numpy as np
 from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS
 from lbpar.graph.graph import Graph, Node
+from lbpar.graph.loops import Kernel, Operand
 from lbpar.layout.cuts import Ints, pick
+from lbpar.layout.layout import open_loops
 from lbpar.layout.many import Layouts, OpGrids
 from lbpar.layout.transition import Stage
 from lbpar.plan.pricing import Pricing
@@ -54,8 +56,14 @@ class Group(Lowering):
         return ":" not in value and value not in self.inside and value in self.graph
 
     def layouts(self, node, kernel):  # type: ignore[no-untyped-def, override]
-        reads = [Layouts.of(o, kernel, self.grid, self.op_grids) for o in kernel.reads]
-        return reads, [Layouts.of(o, kernel, self.grid, self.op_grids, written=True) for o in kernel.writes]
+        return [self.many(o, kernel, False) for o in kernel.reads], [self.many(o, kernel, True) for o in kernel.writes]
+
+    def many(self, o: Operand, kernel: Kernel, written: bool) -> Layouts:
+        """Layouts of an operand; those that are made alike are the same object."""
+        key = ("layouts", id(self.op_grids), o.dims, kernel.loops, open_loops(o, kernel, written))
+        if key not in self.pricing.memo:
+            self.pricing.memo[key] = Layouts.of(o, kernel, self.grid, self.op_grids, written=written)
+        return self.pricing.memo[key]
 
     def moves(self, src, dst):  # type: ignore[no-untyped-def, override]
         found = self.pricing.moves.between(src.numbers, dst.numbers)

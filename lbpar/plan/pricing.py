@@ -99,8 +99,14 @@ class NodeTable:
     def take(self, keep: Ints) -> NodeTable:
         """The same for some of the candidates only."""
 
+        if keep.size == len(self.grids):
+            return self
+        made: dict[int, Layouts] = {}
+
         def cut(s: Layouts) -> Layouts:
-            return replace(s, dims=tuple(d[keep] for d in s.dims), partial=s.partial[keep])
+            if id(s) not in made:
+                made[id(s)] = s.take(keep)
+            return made[id(s)]
 
         return replace(
             self,

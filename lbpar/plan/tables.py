@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import compress
 from operator import or_
 from typing import cast
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Shape
-from lbpar.layout.cuts import Ints, Many, distinct
-from lbpar.layout.many import Layouts
+from lbpar.graph.op import Op
+from lbpar.layout.cuts import Many, distinct
+from lbpar.layout.many import Layouts, OpGrids
 from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.fusions import Fusion, fusions
 from lbpar.plan.group import Group
@@ -200,14 +202,7 @@ class _Builder:
             tuple(fused),
         )
         if key not in pricing.memo:
-            loops = members[0].op.loops(shapes)
-            op, spare = members[0].op, pricing.shares_cores
-            grids: Sequence[OpGrid] = (dict(fixed or {}),)
-            if fixed is None:
-                grids = candidates(loops, pricing.grid, op.splits(shapes), weighted=op.weighted, spare=spare)
-                ways = ({loop: pricing.grid.ways(axes) for loop, axes in g.items()} for g in grids)
-                grids = tuple(g for g, w in zip(grids, ways, strict=True) if op.trains(shapes, w)) or grids
-            op_grids = self.op_grids(grids, tuple(loops))
+            grids, op_grids = self.candidates(members[0].op, shapes, fixed)
             low = Group(graph, self.batch, members, op_grids, pricing).price(self.wanted)
             spared = {f"{m.name}:y" for m, k in zip(members, kept, strict=True) if k}
             seconds = low.local + low.moved
@@ -238,14 +233,23 @@ class _Builder:
             pricing.memo[key] = table.take(np.flatnonzero(~idle | (table.compute <= IDLE * table.compute.min())))
         return pricing.memo[key]
 
-    def op_grids(self, grids: Sequence[OpGrid], loops: tuple[str, ...]) -> dict[str, Ints]:
-        """Numbers of the cuts of every loop; lists of candidates are shared by many ops."""
-        key = ("op grids", loops, id(grids))
-        if key not in self.pricing.memo:
+    def candidates(self, op: Op, shapes: tuple[Shape, ...], fixed: OpGrid | None) -> tuple[Sequence[OpGrid], OpGrids]:
+        """Candidate grids of an op, as they are and as numbers of cuts; many ops share them."""
+        loops, memo, grid = op.loops(shapes), self.pricing.memo, self.pricing.grid
+        grids: Sequence[OpGrid] = (dict(fixed or {}),)
+        if fixed is None:
+            spare = self.pricing.shares_cores
+            grids = candidates(loops, grid, op.splits(shapes), weighted=op.weighted, spare=spare)
+            if ("ways", id(grids)) not in memo:
+                memo["ways", id(grids)] = ([{k: grid.ways(axes) for k, axes in g.items()} for g in grids], grids)
+            trains = tuple(op.trains(shapes, w) for w in memo["ways", id(grids)][0])
+            if any(trains) and not all(trains):
+                grids = memo.setdefault((id(grids), trains), tuple(compress(grids, trains)))
+        key = ("op grids", tuple(loops), id(grids))
+        if key not in memo:
             of = self.pricing.moves.cuts.of
-            made = {loop: np.array([of(g.get(loop, ())) for g in grids]) for loop in loops}
-            self.pricing.memo[key] = (made, grids)
-        return self.pricing.memo[key][0]
+            memo[key] = ({loop: np.array([of(g.get(loop, ())) for g in grids]) for loop in loops}, grids)
+        return grids, memo[key][0]
 
     def edge(self, u: NodeTable, v: NodeTable, i: int, fused: Sequence[Fusion]) -> EdgeTable:
         """What a value costs between its producer and a reader, there and back."""

@@ -27,10 +27,11 @@ def test_layouts_of_many_op_grids_are_those_of_each() -> None:
                 many = Layouts.of(o, k, grid, op_grids, written=written)
                 for i, op_grid in enumerate(found):
                     one = Layout.of(o, k, grid, op_grid, written=written)
-                    shape, dims, partial = many.at(i)
-                    assert one.dims == tuple(cuts.dim(c, e) for c, e in zip(dims, shape, strict=True))
+                    *dims, partial = cuts.places.things[many.numbers[i]]
+                    assert one.dims == tuple(cuts.dim(c, e) for c, e in zip(dims, many.shape, strict=True))
                     assert one.partial == cuts.axes(partial)
                 assert many.has_ghosts == any(Layout.of(o, k, grid, x, written=written).has_ghosts for x in found)
                 first, which = many.classes
-                assert [first.at(int(w)) for w in which] == [many.at(i) for i in range(len(found))]
+                assert (first.numbers[which] == many.numbers).all() and np.unique(first.numbers).size == which.max() + 1
+                assert many.take(np.array([1, 0])).numbers.tolist() == many.numbers[[1, 0]].tolist()
                 assert many.complete.partial.max(initial=0) == 0 and not many.plain.has_ghosts
