@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import to_jsonable_python
 
 from lbpar.errors import CheckpointError
 from lbpar.whole_file import beside
@@ -13,7 +14,8 @@ from lbpar.whole_file import beside
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """Valid JSON text of any value: NumPy scalars and arrays unpacked, NaN and infinity as null, unknown types as text."""
-    return to_json(value, indent=indent, inf_nan_mode="null", fallback=_unpacked).decode()
+    plain = to_jsonable_python(value, inf_nan_mode="null", fallback=_unpacked)
+    return json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _unpacked(value: Any) -> Any:
