@@ -160,13 +160,43 @@ def choose(math_: Math, card: Card, m: int, n: int, k: int, slices: int, result:
         for splits in _split_counts(steps, tiles, card, slices, result and result * math_.sum_bytes):
             depth = -(-steps // splits)
             cycles = rows * columns * step / math_.rate / _EFFICIENCY[rows * columns]
-            time = -(-tiles * splits // card.processors) * (depth + stages + 3) * cycles
+            # a multiprocessor needs eight warps to multiply at its rate, fewer take as long as eight
+            blocks = max(-(-tiles * splits // card.processors), 8 * 32 * warp_rows // (rows * columns))
+            time = blocks * (depth + stages + 3) * cycles
             if splits > 1 and result:
                 time += 4000 + 2 * splits * result * math_.sum_bytes / (card.processors * _BYTES_A_CYCLE)
             if best is None or time < best[0]:
                 best = time, Choice(rows, columns, warp_rows, stages, splits, depth * step)
     assert best is not None
     return best[1]
+
+
+def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
+    """Name expressions per file that the layers of usual networks launch: what to compile ahead, and to check."""
+    flat, deep = (LocalWindow(3, 1, 1, 1),) * 2, (LocalWindow(3, 1, 1, 1),) * 3
+    halved, first = (LocalWindow(3, 2, 1, 1),) * 2, (LocalWindow(7, 2, 1, 3),) * 2
+    layers = [
+        Geometry.of(64, (224, 224), (112, 112), first, 1, 3, 64),
+        Geometry.of(64, (56, 56), (56, 56), flat, 1, 64, 64),
+        Geometry.of(64, (56, 56), (28, 28), halved, 1, 128, 128),
+        Geometry.of(1, (7, 7), (7, 7), flat, 1, 512, 512),
+        Geometry.of(64, (28, 28), (28, 28), (LocalWindow(1),) * 2, 1, 256, 512),
+        Geometry.of(64, (56, 56), (56, 56), flat, 128, 128, 128),
+        Geometry.of(1, (128,) * 3, (128,) * 3, deep, 1, 32, 32),
+    ]
+    found: dict[str, dict[str, None]] = {}
+    for math_ in MATHS.values():
+        jobs = [
+            make(math_, card, g) for g in layers for make in (conv_forward, conv_backward_data, conv_backward_weights)
+        ]
+        jobs += [
+            make(math_, card, 256, 2048, 1000)
+            for make in (linear_forward, linear_backward_data, linear_backward_weights)
+        ]
+        jobs.append(conv_rims(math_, card, layers[1], [[(0, 1), (0, 56)]]))
+        for launch in (launch for job in jobs for launch in job.launches):
+            found.setdefault(launch.source, {})[launch.name] = None
+    return {file: tuple(sorted(names)) for file, names in found.items()}
 
 
 def _split_counts(steps: int, tiles: int, card: Card, slices: int, part_bytes: int | None) -> Iterator[int]:
