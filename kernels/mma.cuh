@@ -111,27 +111,40 @@ struct Fragments16 {
     }
 };
 
-// Floats rounded to TF32 on tensor cores.
+// Floats rounded to TF32 on tensor cores. To ldmatrix a float is two neighbours of 16 bits, which serves where k runs along rows.
 template <bool A_K, bool B_K>
 struct FragmentsTf32 {
-    static constexpr int M = 16, N = 8, K = 8, SUMS = 4, UNROLL = 2;
+    static constexpr int M = 16, N = 16, K = 8, SUMS = 8, UNROLL = 2;
     using A = unsigned[4];
-    using B = unsigned[2];
+    using B = unsigned[4];
     static __device__ int row(int lane, int i) { return lane / 4 + (i & 2) * 4; }
-    static __device__ int column(int lane, int i) { return lane % 4 * 2 + (i & 1); }
+    static __device__ int column(int lane, int i) { return (i & 4) * 2 + lane % 4 * 2 + (i & 1); }
     static __device__ void load_a(A& a, const float* tile, int pitch, int lane) {
-        for (int i = 0; i < 4; ++i) {
-            const int m = lane / 4 + (i & 1) * 8, k = lane % 4 + (i & 2) * 2;
-            a[i] = to_tf32(tile[A_K ? m * pitch + k : k * pitch + m]);
-        }
+        if constexpr (A_K) load_matrices<false>(a, tile + (lane & 15) * pitch + (lane >> 4) * 4);
+        else gather(a, tile, pitch, lane, 1, 2);
+        round(a);
     }
     static __device__ void load_b(B& b, const float* tile, int pitch, int lane) {
-        for (int i = 0; i < 2; ++i) {
-            const int n = lane / 4, k = lane % 4 + i * 4;
-            b[i] = to_tf32(tile[B_K ? n * pitch + k : k * pitch + n]);
-        }
+        if constexpr (B_K) load_matrices<false>(b, tile + ((lane & 7) + (lane >> 4) * 8) * pitch + (lane & 8) / 2);
+        else gather(b, tile, pitch, lane, 2, 1);
+        round(b);
     }
-    static __device__ void multiply(float (&sums)[SUMS], const A& a, const B& b) { mma_m16n8k8(sums, a, b); }
+    static __device__ void multiply(float (&sums)[SUMS], const A& a, const B& b) {
+        mma_m16n8k8(sums, a, b);
+        mma_m16n8k8(sums + 4, a, b + 2);
+    }
+
+  private:
+    // Register i is 8 rows further if its bit `of_row` is set, and 4 k further if `of_k` is.
+    static __device__ void gather(unsigned (&r)[4], const float* tile, int pitch, int lane, int of_row, int of_k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            r[i] = __float_as_uint(tile[(lane % 4 + (i & of_k ? 4 : 0)) * pitch + lane / 4 + (i & of_row ? 8 : 0)]);
+    }
+    static __device__ void round(unsigned (&r)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r[i] = to_tf32(__uint_as_float(r[i]));
+    }
 };
 
 // The first tensor cores (sm_70): an instruction multiplies four pairs of 8x4 matrices, one for each four lanes and the four
