@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lbpar.config.section import Custom, Section, is_int
+from lbpar.config.section import Custom, Flag, Section, is_int
 
 
 def _threads(value: Any) -> int | Literal["auto"]:
@@ -22,11 +22,18 @@ Threads = Annotated[int | Literal["auto"], Custom(_threads, f"`auto` or whole nu
 class EngineConfig(Section):
     """What computes on each process."""
 
-    name: Literal["auto", "numpy", "onednn"] = Field(default="auto", description="Library of kernels.")
+    name: Literal["auto", "numpy", "onednn", "cupy"] = Field(
+        default="auto",
+        description="Library of kernels; auto is onednn where it is installed, else numpy. cupy computes on CUDA devices.",
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         default="float32", description="Type of activations and weights."
     )
     threads: Threads = Field(default="auto", description="Threads per process; auto shares the cores of a node.")
+    tf32: Flag = Field(
+        default=False,
+        description="Let tensor cores multiply float32 in TF32, whose products have 11 bits; sums stay float32. For cupy.",
+    )
     progress: Literal["auto", "test", "thread", "block"] = Field(
         default="auto",
         description="How messages progress while kernels run: tested after each kernel, by a thread, or only when started "

@@ -96,6 +96,22 @@ class Device(ABC):
         """NumPy array with a's values (blocks)."""
         return self.fetch(a)()
 
+    def buffer(self, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """One-dimensional memory of the host for `copy_out` and `copy_in`."""
+        return np.empty(size, dtype)
+
+    def copy_out(self, a: Array, buffer: npt.NDArray[Any], after: Event) -> Callable[[], None]:
+        """Start copying a (one-dimensional) to memory of the host, once ``after`` has happened; the call waits for that copy."""
+        fetch = self.fetch(a)
+        return lambda: np.copyto(buffer, fetch())
+
+    def copy_in(self, buffer: npt.NDArray[Any], out: Array) -> Event:
+        """Start copying a `buffer` to ``out``, beside the compute queue; returns the event that ends it."""
+        self.copy(self.from_host(buffer), out=out)
+
+    def release(self, buffer: npt.NDArray[Any], after: Event = None) -> None:  # noqa: B027  NumPy frees its memory itself
+        """Give back what `buffer` gave, once ``after`` has happened."""
+
     @abstractmethod
     def record(self) -> Event:
         """An event that happens once everything queued so far has run."""

@@ -16,19 +16,22 @@ from lbpar.threads import share
 log = logging.getLogger(__name__)
 
 BFLOAT16 = "bfloat16"
-NAMES = ("auto", "numpy", "onednn")
+NAMES = ("auto", "numpy", "onednn", "cupy")
 
 
-def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: int | None = None) -> Engine:
+def get_engine(
+    name: str = "auto", dtype: npt.DTypeLike = "float32", threads: int | None = None, tf32: bool = False
+) -> Engine:
     """Make an engine.
 
     Parameters
     ----------
-    name : "numpy", "onednn" or "auto"
+    name : "numpy", "onednn", "cupy" or "auto"
         auto takes onednn where its library loads, else numpy, and logs one line that says so.
     dtype : element type of activations and weights
         "bfloat16" means float32 arrays, whose convolutions and matrix products multiply in bfloat16 and sum in float32.
     threads : threads for kernels; None leaves the library's default
+    tf32 : let cupy multiply float32 in TF32
 
     Raises
     ------
@@ -37,6 +40,10 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
     EngineError
         The named engine's library is missing or unusable, or cannot compute in bfloat16 on this processor.
     """
+    if name == "cupy":
+        return _cupy(dtype, threads, tf32)
+    if tf32:
+        raise ConfigError(f"engine.tf32: true needs tensor cores, but engine.name is {name}; choose engine.name: cupy.")
     if name == "numpy":
         return _numpy(dtype, threads)
     if name == "onednn":
@@ -55,7 +62,7 @@ def get_engine(name: str = "auto", dtype: npt.DTypeLike = "float32", threads: in
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
     """The engine of a run file."""
     threads = share() if config.threads == "auto" else int(config.threads)
-    return get_engine(config.name, dtype or config.dtype, threads)
+    return get_engine(config.name, dtype or config.dtype, threads, config.tf32)
 
 
 def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
@@ -77,3 +84,13 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
     if dtype == BFLOAT16:
         return OneDnnEngine("float32", threads, compute=BFLOAT16)
     return OneDnnEngine(dtype, threads)
+
+
+def _cupy(dtype: npt.DTypeLike, threads: int | None, tf32: bool) -> Engine:
+    from lbpar.engine.cupy.engine import CupyEngine  # which loads CuPy, for a device
+
+    if dtype == BFLOAT16:
+        raise ConfigError(
+            "engine.dtype: bfloat16 is not available on engine.name: cupy yet; choose float32, or tf32: true."
+        )
+    return CupyEngine(dtype, threads, tf32)

@@ -13,7 +13,8 @@ from lbpar.engine.base import Engine
 from lbpar.layout.exchange import Exchange, exchange
 from lbpar.layout.runs import box_size
 from lbpar.layout.transition import Move
-from lbpar.transport.base import Request, Transport
+from lbpar.transport.base import Transport
+from lbpar.transport.request import Request
 
 Array = Any
 Finish = Callable[[], Array]

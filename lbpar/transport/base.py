@@ -35,6 +35,8 @@ from lbpar.engine.device import HOST, Device, Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Axes, Grid
 from lbpar.transport.calls import Call
+from lbpar.transport.request import Done, Request
+from lbpar.transport.staging import Staged
 
 Array = Any
 """A 1-D contiguous array of the device."""
@@ -96,53 +98,6 @@ class Counter:
             yield
         finally:
             self._paused -= 1
-
-
-class Request(ABC):
-    """An operation that was started; holds on to its buffers until it is waited for.
-
-    Parameters
-    ----------
-    device : Device
-        Of the buffers.
-    keep : Any
-        Buffers that the transfer reads and writes.
-    result : Any
-        What `wait` returns.
-    """
-
-    def __init__(self, device: Device, keep: Any, result: Any) -> None:
-        self._device, self._keep, self._result = device, keep, result
-        self._waited = False
-
-    def wait(self) -> Any:
-        """Finish the operation, as far as the device's queue is concerned, and return its result. Later calls return the
-        same result."""
-        if not self._waited:
-            self._device.wait(self._finish())
-            self._waited, self._keep = True, None
-        return self._result
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Make progress without blocking; True once ``wait`` would return at once."""
-
-    @abstractmethod
-    def _finish(self) -> Event:
-        """Block as long as the host must; returns the event that ends the transfer, None if that has happened."""
-
-
-class Done(Request):
-    """A request that was complete when it was made."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__(HOST, None, result)
-
-    def test(self) -> bool:
-        return True
-
-    def _finish(self) -> Event:
-        return None
 
 
 class Control(ABC):
@@ -392,34 +347,6 @@ class Moves(ABC):
         have, want = call.send.get(self.rank, 0), call.recv.get(self.rank, 0)
         if have != want:
             raise CommError(f"{call.title}: rank {self.rank} sends {have} elements to itself but expects {want}.")
-
-
-class Staged(Request):
-    """A move of a device's arrays by way of the host: copied there when it starts, and back when it is waited for."""
-
-    def __init__(self, moves: Moves, call: Call, buf: Any, out: Any) -> None:
-        super().__init__(moves.device, None, out)
-        device, room = moves.device, moves.room
-        fetches = {r: device.fetch(b) for r, b in (buf.items() if isinstance(buf, Mapping) else [(-1, buf)])}
-        sent = {r: fetch() for r, fetch in fetches.items()}
-        arrives: Any = None
-        if isinstance(buf, Mapping):
-            arrives = {r: sent[r].copy() if r == moves.rank else room.empty(o.shape, o.dtype) for r, o in out.items()}
-        elif call.kind == "allreduce":
-            arrives = sent[-1]
-        elif out is not None:
-            arrives = room.empty(out.shape, out.dtype)
-        self._inner = moves._start(call, sent if isinstance(buf, Mapping) else sent[-1], arrives, None)
-
-    def test(self) -> bool:
-        return self._waited or self._inner.test()
-
-    def _finish(self) -> Event:
-        result, device = self._inner.wait(), self._device
-        if isinstance(result, Mapping):
-            self._result = {r: device.from_host(a) for r, a in result.items()}
-        else:
-            self._result = device.from_host(result)
 
 
 class Transport(Moves, Control):

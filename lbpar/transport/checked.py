@@ -18,8 +18,9 @@ import numpy as np
 from lbpar.engine.device import Device, Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Axes
-from lbpar.transport.base import Request, Transport
+from lbpar.transport.base import Transport
 from lbpar.transport.calls import Call, check_same
+from lbpar.transport.request import Request
 
 
 class CheckedTransport(Transport):

@@ -28,9 +28,10 @@ from lbpar import __version__
 from lbpar.errors import CommError, ConfigError, LbparError
 from lbpar.layout.grid import Grid
 from lbpar.streams import standard_streams
-from lbpar.transport.base import Request, Transport
+from lbpar.transport.base import Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport, load_mpi
+from lbpar.transport.request import Request
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.watch import START, Watch, hang_seconds, stacks_on_signal
 

@@ -35,8 +35,9 @@ import numpy as np
 from lbpar.engine.device import Event
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import Array, Counter, Done, Request, Transport, pieces, proper_axes, reduce_into
+from lbpar.transport.base import Array, Counter, Transport, pieces, proper_axes, reduce_into
 from lbpar.transport.calls import Call
+from lbpar.transport.request import Done, Request
 from lbpar.transport.watch import START, Watch, hang_seconds
 
 LIMIT = 2**31 - 1

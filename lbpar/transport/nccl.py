@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 from lbpar.engine.device import Device, Event
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import Array, Request, Transport, proper_axes
+from lbpar.transport.base import Array, Transport, proper_axes
 from lbpar.transport.calls import Call
+from lbpar.transport.request import Request
 
 LIMIT = 1 << 30
 """Most elements in one call."""

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 from lbpar.engine.device import Device, Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
-from lbpar.transport.base import Counter, Request, Transport
+from lbpar.transport.base import Counter, Transport
 from lbpar.transport.calls import Call
+from lbpar.transport.request import Request
 
 
 class SingleTransport(Transport):

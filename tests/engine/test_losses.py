@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.engine.oracles import close
+from tests.engine.oracles import close, sums_of
 
 CLASSES = 7
 SPLITS = {"whole": (0, 7), "two blocks": (0, 4, 7), "three, one empty": (0, 1, 1, 7)}
@@ -53,7 +53,7 @@ def test_cross_entropy(engine, dtype, rng, cuts, shape, smoothing):
     split, scale = SplitSoftmax(engine, x, target, cuts), 1 / target.size
     assert split.m.dtype == dtype
     got = engine.cross_entropy_loss(split.sums, smoothing, CLASSES, scale)
-    close(np.asarray(got), loss.item(), np.float64, 10)
+    close(np.asarray(got), loss.item(), np.float64, 10 * sums_of(engine, dtype))
     dx = split.join(
         lambda x, start: engine.cross_entropy_backward(x, split.m, split.sums, target, start, smoothing, CLASSES, scale)
     )
@@ -88,7 +88,9 @@ def test_large_and_infinite_logits(engine, dtype):
     x = np.array([[1000, 0, -1000], [5, -np.inf, 5]], dtype=dtype)
     target = np.array([0, 2])
     split = SplitSoftmax(engine, x, target, (0, 3))
-    np.testing.assert_allclose(engine.cross_entropy_loss(split.sums, 0.0, 3, 1.0), np.log(2), rtol=1e-12)
+    np.testing.assert_allclose(
+        engine.cross_entropy_loss(split.sums, 0.0, 3, 1.0), np.log(2), rtol=1e-12 * sums_of(engine, dtype)
+    )
     dx = engine.cross_entropy_backward(x, split.m, split.sums, target, 0, 0.0, 3, 1.0)
     np.testing.assert_allclose(dx, [[0, 0, 0], [0.5, 0, -0.5]], atol=1e-12)
 
@@ -105,7 +107,7 @@ def test_small_target_types(engine, dtype, rng):
     x = rng.standard_normal((4, 3)).astype(dtype)
     target = np.array([0, 2, 1, 2], dtype=np.uint8)
     whole = SplitSoftmax(engine, x, target, (0, 3)).sums
-    close(SplitSoftmax(engine, x, target, (0, 2, 3)).sums, whole, np.float64)
+    close(SplitSoftmax(engine, x, target, (0, 2, 3)).sums, whole, np.float64, sums_of(engine, dtype))
 
 
 @splits
@@ -123,10 +125,10 @@ def test_dice(engine, dtype, rng, cuts, shape):
     m, sums = split.m, split.sums
     dsums = split.join(lambda x, start: engine.dice_sums(x, m, sums, target, start))
     want = np.stack([(p * t).sum(0).detach(), p.sum(0).detach(), t.sum(0)])
-    close(dsums, want, np.float64, 10)
+    close(dsums, want, np.float64, 10 * sums_of(engine, dtype))
     parts = [dsums[:, a:b] for a, b in itertools.pairwise(cuts)]
     total = sum(engine.dice_loss(d, eps, CLASSES) for d in parts)
-    close(np.asarray(total), loss.item(), np.float64, 10)
+    close(np.asarray(total), loss.item(), np.float64, 10 * sums_of(engine, dtype))
     halves = [
         engine.dice_backward(x, m, sums, target, start, d, eps, CLASSES)
         for (x, start), d in zip(split.blocks, parts, strict=True)
@@ -140,7 +142,7 @@ def test_dice(engine, dtype, rng, cuts, shape):
 def test_mean_square_error(engine, dtype, rng, shape):
     x, t = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
     difference = x.astype(np.float64) - t
-    close(np.asarray(engine.mse_loss(x, t, 0.3)), 0.3 * (difference**2).sum(), np.float64)
+    close(np.asarray(engine.mse_loss(x, t, 0.3)), 0.3 * (difference**2).sum(), np.float64, sums_of(engine, dtype))
     close(engine.mse_backward(x, t, np.float64(0.3)), 0.6 * difference, dtype)
 
 
@@ -151,5 +153,5 @@ def test_binary_cross_entropy(engine, dtype, rng):
     tx = torch.tensor(x).double().requires_grad_()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(tx, torch.tensor(t).double())
     loss.backward()
-    close(np.asarray(engine.bce_loss(x, t, 1 / 30)), loss.item(), np.float64)
+    close(np.asarray(engine.bce_loss(x, t, 1 / 30)), loss.item(), np.float64, sums_of(engine, dtype))
     close(engine.bce_backward(x, t, np.float64(1 / 30)), tx.grad.numpy(), dtype)

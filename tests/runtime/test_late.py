@@ -3,164 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lbpar.engine.base import Engine
-from lbpar.engine.numpy_engine import NumpyEngine
-from lbpar.graph.builder import GraphBuilder
-from lbpar.graph.graph import Graph
-from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
-from lbpar.program.plan import Plan
-from lbpar.runtime.binding import Context
-from lbpar.runtime.optim.base import Optimizer
-from lbpar.runtime.optim.clip import clip_by_global_norm
-from lbpar.runtime.optim.rules import LAMB, LARS, SGD, AdamW
 from lbpar.runtime.trace import Tracer
-from lbpar.runtime.worker import StepResult, Worker, norms_over_ranks
-from lbpar.transport.base import Request
+from lbpar.transport.request import Request
 from lbpar.transport.virtual import VirtualWorld
-from tests.util.graphs import residual_network
 from tests.util.late import LateArray, LateEngine, LateWorld
 from tests.util.queues import Queue, Scheduler
-from tests.util.run import local_feeds, random_plan, samples
+from tests.util.two_steps import BATCH, CASES, STEPS, Case, Training, assert_equal, plain
 
-BATCH, STEPS, SEEDS = 4, 2, 20
-
-
-def segmentation() -> Graph:
-    """A small U-Net on volumes, with the Dice loss."""
-    g = GraphBuilder(input=(4, 4, 3, 2))
-    x = g.relu(g.norm(g.conv(g.input, 3, 3, pad=1)))
-    y = g.relu(g.conv(g.max_pool(x, [2, 2, 1]), 4, 3, pad=1))
-    y = g.concat([g.conv_transpose(y, 3, [2, 2, 1], [2, 2, 1]), x])
-    return g.build(g.conv(y, 3, 1)).with_loss(LOSSES["dice"]())
-
-
-def grouped() -> Graph:
-    """Grouped convolutions, gates and several poolings."""
-    g = GraphBuilder(input=(6, 5, 4))
-    x = g.conv(g.input, 4, 3, pad=1, groups=2)
-    x = g.multiply([g.sigmoid(x), g.leaky_relu(g.norm(x, affine=False))])
-    x = g.concat([g.avg_pool(x, 2), g.max_pool(x, 2)])
-    return g.build(g.linear(g.flatten(g.dropout(x, 0.3)), 3)).with_loss(LOSSES["bce"]())
-
-
-def regression() -> Graph:
-    g = GraphBuilder(input=(6, 4, 2))
-    x = g.add([g.upsample(g.avg_pool(g.input, 2), 2), g.conv(g.input, 2, 3, pad=1)])
-    return g.build(g.conv(g.relu(x), 2, 1)).with_loss(LOSSES["mse"]())
-
-
-def classifier() -> Graph:
-    g = GraphBuilder(input=(7, 6, 2))
-    x = g.max_pool(g.relu(g.norm(g.conv(g.input, 4, 3, stride=2))), 2, 1)
-    return g.build(g.linear(g.relu(g.linear(g.flatten(x), 6)), 4)).with_loss(LOSSES["cross_entropy"]())
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network and how it is trained."""
-
-    graph: Graph
-    rule: Callable[[], Optimizer]
-    clip: float | None = None
-    micro: int = 1
-    types: str = "float64"
-
-
-CASES = {
-    "residual": Case(residual_network(), lambda: SGD(0.05, momentum=0.9, nesterov=True, weight_decay=1e-3), clip=0.5),
-    "segmentation": Case(segmentation(), lambda: AdamW(0.01), micro=2),
-    "grouped": Case(grouped(), lambda: LAMB(0.01, weight_decay=0.01), types="float32"),
-    "regression": Case(regression(), lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3, trust=0.1), clip=1e6),
-    "classifier": Case(classifier(), lambda: SGD(0.1), types="float32"),
-}
-
-
-@dataclass
-class Ran:
-    """What steps told and left, as bytes of the host."""
-
-    told: list[StepResult] = field(default_factory=list)
-    left: dict[str, np.ndarray] = field(default_factory=dict)
-    fetches: int = 0
-
-
-class Training:
-    """A case on some ranks, which may start again."""
-
-    def __init__(self, case: Case, procs: int, world: Any, engines: list[Any]) -> None:
-        self.case, self.world, self.engines = case, world, engines
-        rng = np.random.default_rng(procs)
-        grid = Grid.of(procs)
-        plan = random_plan(case.graph, BATCH, grid, rng, idle=0.1) if procs > 1 else Plan(grid)
-        self.feeds = [samples(case.graph, BATCH, rng) for _ in range(STEPS)]
-        self.workers = [Worker(case.graph, plan, e, t, seed=7) for e, t in zip(engines, world.transports, strict=True)]
-        self.start: list[dict[str, np.ndarray]] = []
-        for worker in self.workers:
-            worker.executor(BATCH, "reduce" if case.micro == 1 else "accumulate")
-            self.start.append({n: worker.engine.to_host(a).copy() for n, a in worker.state.items()})
-
-    def run(self) -> list[Ran]:
-        """All steps from the first weights on; a result per rank."""
-        ran = [Ran() for _ in self.workers]
-        self.virtual.run(lambda t: self._rank(t.rank, ran[t.rank]))
-        return ran
-
-    @property
-    def virtual(self) -> VirtualWorld:
-        return getattr(self.world, "virtual", self.world)
-
-    def _rank(self, rank: int, ran: Ran) -> None:
-        worker, case = self.workers[rank], self.case
-        engine, transport = worker.engine, worker.transport
-        for name, a in self.start[rank].items():
-            engine.copy(engine.from_host(a.copy()), out=worker.state[name])
-        rule = case.rule()
-        rule.engine = engine
-        names = [n for n, p in worker.params.items() if p.kind != "statistic"]
-        rule.init_state({n: worker.state[n] for n in names})
-        norms = norms_over_ranks(worker.layouts, transport, engine)
-
-        def update(params: Any, grads: Any) -> None:
-            if case.clip is not None:
-                clip_by_global_norm(grads, case.clip, norms, engine)
-            rule.step(params, grads, None, norms)
-
-        for step, feeds in enumerate(self.feeds):
-            mode: Any = "reduce" if case.micro == 1 else "last" if step % case.micro == 1 else "accumulate"
-            executor = worker.executor(BATCH, mode)
-            executor.on_update = update
-            blocks = local_feeds(executor.program, rank, feeds, np.dtype(case.types))
-            before = getattr(engine, "fetches", 0)
-            ran.told.append(worker.run(blocks, BATCH, mode, Context(7, step, 1 / case.micro)))
-            ran.fetches += getattr(engine, "fetches", 0) - before
-        left = worker.state | rule.state_dict()
-        ran.left = {n: engine.to_host(a).copy() for n, a in left.items()}
-
-
-def plain(case: Case, procs: int) -> list[Ran]:
-    world = VirtualWorld(Grid.of(procs))
-    engines: list[Engine] = [NumpyEngine(case.types) for _ in range(procs)]
-    return Training(case, procs, world, engines).run()
+SEEDS = 20
 
 
 def late(case: Case, procs: int) -> Training:
     world = LateWorld(Grid.of(procs))
     return Training(case, procs, world, [LateEngine(world.scheduler, case.types) for _ in range(procs)])
-
-
-def assert_equal(got: list[Ran], want: list[Ran]) -> None:
-    for a, b in zip(got, want, strict=True):
-        assert a.told == b.told
-        assert a.left.keys() == b.left.keys()
-        for name, array in b.left.items():
-            np.testing.assert_array_equal(a.left[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("procs", [1, 2, 4])

@@ -8,8 +8,9 @@ import pytest
 from lbpar.engine.device import HOST
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
-from lbpar.transport.base import Done, Request, Sent
+from lbpar.transport.base import Sent
 from lbpar.transport.checked import CheckedTransport
+from lbpar.transport.request import Done, Request
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
 

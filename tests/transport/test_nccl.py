@@ -10,7 +10,7 @@ import pytest
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport import nccl
+from lbpar.transport import nccl, staging
 from lbpar.transport.base import Moves, Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.nccl import NcclTransport
@@ -112,6 +112,17 @@ def test_every_move_gives_what_it_gives_on_the_host(grid: Grid, dtype: str) -> N
     for wrap in (by_nccl(), by_nccl(1), by_nccl(3), by_host):
         for seed in range(2):
             assert run(grid, dtype, wrap, seed) == want
+
+
+def test_long_sums_by_way_of_the_host_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and bytes are those of one sum; messages are more."""
+    want, counted = run(Grid((2, 3)), "float32", lambda t: (t, None))
+    monkeypatch.setattr(staging, "CHUNK", 4)
+    got, chunked = run(Grid((2, 3)), "float32", by_host)
+    assert got == want
+    for a, b in zip(chunked, counted, strict=True):
+        assert {k: v.bytes for k, v in a.items()} == {k: v.bytes for k, v in b.items()}
+        assert a["allreduce", "a"].messages > b["allreduce", "a"].messages
 
 
 def test_the_checked_mode_wraps_it() -> None:

@@ -16,8 +16,9 @@ import numpy as np
 from lbpar.engine.base import Engine
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.layout.grid import Grid
-from lbpar.transport.base import Counter, Request, Transport
+from lbpar.transport.base import Counter, Transport
 from lbpar.transport.calls import Call
+from lbpar.transport.request import Request
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
 from tests.util.queues import Queue, Scheduler, Task, poison
 

@@ -36,11 +36,6 @@ class Task:
         self.after = pending(after)
         self.missing, self.at = missing, 0
 
-    def join(self, after: Iterable[Task | None]) -> None:
-        """One more member has come, whose part may start after these."""
-        self.after += pending(after)
-        self.missing -= 1
-
 
 def pending(tasks: Iterable[Task | None]) -> list[Task]:
     """Those that have not run."""
@@ -141,10 +136,21 @@ class Queue:
 
     def put(self, work: Callable[[], None]) -> Task:
         """Put work at the end."""
-        return self.follow(self.scheduler.add(work, [self.last, *self.waits]))
+        return self.meet(self.scheduler.add(work, []))
+
+    def meet(self, task: Task) -> Task:
+        """Put a task at the end that others may share. Memory that is let go meanwhile puts its end here as well."""
+        nothing: list[Task | None] = []
+        while True:
+            last, waits = self.last, self.waits
+            after = task.after + pending([last, *waits])
+            if self.last is last and self.waits is waits:
+                break
+        task.after, self.last, self.waits = after, task, nothing
+        return task
 
     def follow(self, task: Task) -> Task:
-        """What is put from now on runs after a task."""
+        """What is put from now on runs after a task, and not after what was put before."""
         self.last, self.waits = task, []
         return task
 

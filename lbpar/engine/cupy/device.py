@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,10 @@ LARGEST_ASIDE = 1 << 23
 """Bytes up to which a copy to the host runs beside what the host does; larger ones (checkpoints) are waited for at once."""
 
 
+MOST_UPLOADS = 4096
+"""Small arrays of the host that are kept on the device."""
+
+
 class CupyDevice(Device):
     """CuPy arrays, C-contiguous or views of such.
 
@@ -32,7 +36,7 @@ class CupyDevice(Device):
     ----------
     cupy : module
     stream : cupy.cuda.Stream
-        Of all kernels.
+        Of all kernels. Transfers by way of the host have another one.
     """
 
     def __init__(self) -> None:
@@ -40,11 +44,12 @@ class CupyDevice(Device):
         cuda = self.cupy.cuda
         self._runtime = cuda.runtime
         self.stream = cuda.Stream(non_blocking=True)
+        self._aside = cuda.Stream(non_blocking=True)
         self.pool = cuda.MemoryPool()
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
         self._ndarray, self._out_of_memory = self.cupy.ndarray, cuda.memory.OutOfMemoryError
-        self._uploads: dict[int, tuple[npt.NDArray[Any], Array]] = {}
+        self._uploads: dict[Hashable, tuple[Any, Array]] = {}
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
         kind = self.dtype if dtype is None else np.dtype(dtype)
@@ -125,11 +130,15 @@ class CupyDevice(Device):
 
     def _upload(self, a: npt.NDArray[Any]) -> Array:
         """A small array of the host that is the same in every step, copied once."""
-        found = self._uploads.get(id(a))
+        return self._uploaded(id(a), a, lambda: np.ascontiguousarray(a))
+
+    def _uploaded(self, key: Hashable, held: Any, make: Callable[[], npt.NDArray[Any]]) -> Array:
+        """What ``make`` makes of ``held``, copied once; the key names the identity of what is held."""
+        found = self._uploads.get(key)
         if found is None:
-            if len(self._uploads) > 4096:
+            if len(self._uploads) > MOST_UPLOADS:
                 self._uploads.clear()
-            found = self._uploads[id(a)] = a, self.from_host(np.ascontiguousarray(a))
+            found = self._uploads[key] = held, self.from_host(make())
         return found[1]
 
     def fetch(self, a: Array) -> Callable[[], npt.NDArray[Any]]:
@@ -143,12 +152,38 @@ class CupyDevice(Device):
             return lambda: out
         return _Fetched(self, source, out)
 
+    def buffer(self, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nbytes = size * np.dtype(dtype).itemsize
+        return self.pinned.take(nbytes)[:nbytes].view(dtype)
+
+    def copy_out(self, a: Array, buffer: npt.NDArray[Any], after: Event) -> Callable[[], None]:
+        self._aside.wait_event(after)
+        if a.nbytes:
+            to, kind = buffer.ctypes.data, self._runtime.memcpyDeviceToHost
+            self._runtime.memcpyAsync(to, address(a), a.nbytes, kind, self._aside.ptr)
+        event = self._event(self._aside)
+        return lambda: event.synchronize()
+
+    def copy_in(self, buffer: npt.NDArray[Any], out: Array) -> Event:
+        self._aside.wait_event(self.record())  # kernels may have used that memory until now
+        if out.nbytes:
+            source, kind = buffer.ctypes.data, self._runtime.memcpyHostToDevice
+            self._runtime.memcpyAsync(address(out), source, out.nbytes, kind, self._aside.ptr)
+        return self._event(self._aside)
+
+    def release(self, buffer: npt.NDArray[Any], after: Event = None) -> None:
+        assert isinstance(buffer.base, np.ndarray)
+        self.pinned.give(buffer.base, after)
+
     def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         self._runtime.memcpyAsync(to, source, nbytes, kind, self.stream.ptr)
 
     def record(self) -> Event:
+        return self._event(self.stream)
+
+    def _event(self, stream: Any) -> Event:
         event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(self.stream)
+        event.record(stream)
         return event
 
     def wait(self, event: Event) -> None:

@@ -17,7 +17,10 @@ import numpy as np
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.errors import EngineError
 
-TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "int64": "i64"}
+TYPES = {
+    "float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "int64": "i64", "int32": "int",
+    "int16": "short", "int8": "signed char", "uint8": "u8", "uint16": "u16", "uint32": "u32",
+}  # fmt: skip
 """Names of element types in the kernels."""
 
 THREADS = 256

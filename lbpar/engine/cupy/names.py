@@ -18,6 +18,32 @@ _NORM = (
     "norm_partials<T>", "norm_apply<T, P, true>", "norm_apply<T, P, false>", "norm_backward_partials<T, true>",
     "norm_backward_partials<T, false>", "norm_backward_data<T, P>", "column_partials<T>", "column_sums<T>", "bias_add<T, P>",
 )  # fmt: skip
+_POOLING = (
+    "max_pool_forward<T, signed char, i32>", "max_pool_backward<T, signed char, i32>", "avg_pool_forward<T, i32>",
+    "avg_pool_backward<T, i32>", "spatial_broadcast<T, i32>", "upsample_forward<T, i32>", "upsample_backward<T, i32>",
+)  # fmt: skip
+_WIDTHS = (1, 8, 32)
+_SOFTMAX = tuple(
+    f"softmax_{name}<T, {width}>"
+    for width in _WIDTHS
+    for name in ("max", "denominator", "forward", "inner", "backward")
+)
+_LOSSES = (
+    *(
+        f"{name}<T, i64, {width}>"
+        for width in _WIDTHS
+        for name in ("softmax_sums", "cross_entropy_backward", "softmax_rank", "dice_backward")
+    ),
+    *(f"dice_backward_data<T, {width}>" for width in _WIDTHS),
+    *(f"{name}_{part}<T, P>" for name in ("mse", "bce") for part in ("partials", "backward")),
+    "dice_partials<T, i64>",
+)
+_LOSSES_PLAIN = (
+    "sum_partials", "cross_entropy_partials", "count_hits", "dice_sums", "dice_loss", "dice_factors<float>", "dice_factors<double>",
+)  # fmt: skip
+_UPDATES = (
+    "squares<P>", "clip<P>", *(f"{name}<P, P>" for name in ("sgd", "adam", "lars", "lamb_moments", "lamb")),
+)  # fmt: skip
 _NORM_PLAIN = (
     "norm_sums", "norm_moments", "norm_running", "norm_invstd", "norm_backward_sums<float>", "norm_backward_sums<double>",
 )  # fmt: skip
@@ -45,7 +71,12 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
             for t in FLOATS
         ),
     ),
+    "losses.cu": (*_typed(*_LOSSES), _LOSSES_PLAIN),
+    "softmax.cu": _typed(*_SOFTMAX),
+    "updates.cu": (*_typed(*_UPDATES)[:2], ("sum_blocks",)),
+    "dropout.cu": _typed("dropout<T, i32>"),
     "norm.cu": (*_typed(*_NORM), _NORM_PLAIN),
+    "pooling.cu": _typed(*_POOLING),
     "pointwise.cu": (
         *_typed(*_POINTWISE),
         tuple(f"convert<{to}, {source}>" for to in FLOATS for source in FLOATS if to != source),

@@ -13,7 +13,7 @@ import numpy as np
 from tests.util.fake_cupy.machine import machine
 from tests.util.fake_cupy.runtime import _span
 from tests.util.fake_cupy.streams import stream_at
-from tests.util.queues import Task
+from tests.util.queues import Task, pending
 
 available = True
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = 0, 1, 2, 3, 4, 5
@@ -184,8 +184,8 @@ class NcclCommunicator:
             first, task, members = self._world.calls[order]
             assert first == what, f"NCCL would hang: operation {order} is {first} on one rank and {what} on another"
             members[self._key] = mine
-            task.join([queue.last, *queue.waits])
-            queue.follow(task)
+            task.missing -= 1
+            queue.meet(task)
 
         _grouped(put)
 
@@ -204,8 +204,8 @@ class NcclCommunicator:
                 self._world.pairs[key] = machine().scheduler.add(copy, [], 2), ends
             task, ends = self._world.pairs[key]
             ends[end] = array
-            queue = stream_at(stream).queue
-            task.join([queue.last, *queue.waits])
+            task.missing -= 1
+            task.after += pending([stream_at(stream).queue.tail()])
             return task
 
         if _depth():

@@ -1,0 +1,126 @@
+"""The engine of CUDA devices on the stand-in for CuPy: what is missing is said, what runs late is waited for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.config.engine import EngineConfig
+from lbpar.engine.cupy import library
+from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.cupy.kernels import source
+from lbpar.engine.cupy.names import GROUPS
+from lbpar.engine.registry import build_engine, get_engine
+from lbpar.errors import ConfigError, EngineError
+from tests.cuda.emulator import compiler_found
+from tests.util import fake_cupy
+from tests.util.fake_cupy.machine import Machine
+
+pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return fake_cupy.install(monkeypatch)
+
+
+@pytest.fixture
+def device(machine: Machine) -> Any:
+    return get_engine("cupy", "float32")
+
+
+def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(
+        EngineError, match=r"engine\.name: cupy needs CuPy.*pip install 'lbpar\[cuda13\]', or 'lbpar\[cuda12\]'"
+    ):
+        get_engine("cupy")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("driver", r"the NVIDIA driver is missing, or older.*InsufficientDriver.*lbpar\[cuda12\]"),
+        ("device", r"no GPU can be used here \(cudaErrorNoDevice.*CUDA_VISIBLE_DEVICES is '7'"),
+    ],
+)
+def test_without_driver_or_device(machine: Machine, monkeypatch: pytest.MonkeyPatch, missing: str, said: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    machine.missing = missing
+    with pytest.raises(EngineError, match=said):
+        get_engine("cupy")
+
+
+def test_an_old_cupy_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_cupy, "__version__", "13.6.0")
+    with pytest.raises(EngineError, match=r"CuPy 13\.6\.0 is installed, expected 14 or newer"):
+        library.load()
+
+
+def test_kernels_that_do_not_compile_are_named_with_the_compilers_words(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("CUDA headers not found")
+
+    monkeypatch.setattr(fake_cupy, "RawModule", refuse)
+    with pytest.raises(
+        EngineError, match=r"kernels of pointwise\.cu cannot be compiled.*headers not found.*cupy-cuda13x\[ctk\]"
+    ):
+        device.relu_forward(device.zeros((3,)))
+
+
+def test_what_other_engines_lack_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tf32: true needs tensor cores, but engine\.name is numpy"):
+        build_engine(EngineConfig(name="numpy", tf32=True))
+
+
+def test_sources_hold_their_headers_once() -> None:
+    for file in GROUPS:
+        text = source(file)
+        assert text.startswith(f"// kernels/{file}\n")
+        assert '#include "' not in text
+        assert text.count("struct Accumulated {") == 1
+
+
+def test_an_array_that_does_not_fit(machine: Machine, device: CupyDevice) -> None:
+    machine.memory = 1 << 20
+    with pytest.raises(EngineError, match=r"memory: an array of 4 MB does not fit the GPU.*use more GPUs"):
+        device.empty((1000, 1000))
+
+
+def test_memory_is_used_again_in_the_order_of_the_stream(device: CupyDevice) -> None:
+    a = device.from_host(np.arange(8, dtype=np.float32))
+    b = device.copy(a)
+    del a
+    c = device.zeros((8,))
+    assert device.pool.total_bytes() == 2 * 512
+    assert (device.to_host(b).tolist(), device.to_host(c).tolist()) == (list(range(8)), [0] * 8)
+
+
+def test_what_the_host_gives_may_change_at_once(device: CupyDevice) -> None:
+    host = np.arange(6, dtype=np.float32)
+    a = device.from_host(host)
+    host[:] = -1
+    assert device.to_host(a).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("size", [3, 1 << 22])
+def test_a_fetch_shows_what_was_there_when_it_started(device: CupyDevice, size: int) -> None:
+    a = device.from_host(np.ones(size, np.float32))
+    fetch, forgotten = device.fetch(a), device.fetch(a)
+    del forgotten  # whose memory may be used again, but not before its copy has ended
+    device.copy(device.zeros((size,)), out=a)
+    again = device.fetch(a)
+    assert (fetch() == 1).all() and (again() == 0).all() and (fetch() == 1).all()
+    device.synchronize()
+    assert device.pinned.nbytes <= 4 * max(4096, 4 * size)
+
+
+def test_times_of_the_device(device: CupyDevice) -> None:
+    start = device.mark()
+    device.copy(device.zeros((5,)))
+    assert device.elapsed(start, device.mark()) > 0
