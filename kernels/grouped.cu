@@ -16,7 +16,7 @@
 constexpr int ROWS = 4, WARPS = 8, TAPS = 8;
 
 template <class T, class Index, bool ADJOINT, int VEC>
-__global__ void __launch_bounds__(256) conv_grouped(T* target, const T* source, const T* w, const T* bias, const __grid_constant__ WindowSizes z) {
+__global__ void __launch_bounds__(256, 2) conv_grouped(T* target, const T* source, const T* w, const T* bias, const __grid_constant__ WindowSizes z) {
     using S = Acc<T>;
     const i64 all = z.groups * z.columns, chunks = all / VEC;
     const i64 thread = grid_thread(), first = thread / chunks * ROWS;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(256) conv_grouped(T* target, const T* source, 
 
 // Blocks of (32, WARPS): x has 32 of the pairs (c, filter), y TAPS of the taps, z `depth` positions.
 template <class T, class Index>
-__global__ void __launch_bounds__(32 * WARPS) conv_grouped_weights(T* dw, Acc<T>* partial, const T* dy, const T* x, const __grid_constant__ WindowSizes z) {
+__global__ void __launch_bounds__(32 * WARPS, 2) conv_grouped_weights(T* dw, Acc<T>* partial, const T* dy, const T* x, const __grid_constant__ WindowSizes z) {
     using S = Acc<T>;
     __shared__ S of_warps[WARPS][TAPS][32];
     const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lbpar.engine.cupy.launch_conv import Card, usual_names
 from lbpar.engine.cupy.names import GROUPS
 from tests.cuda.nvrtc import ARCHITECTURES, Resources, compile_kernels
 
@@ -12,29 +13,38 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"
 START, END = "<!-- table -->", "<!-- end -->"
 
 
+def groups_of(architecture: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """What is compiled ahead, and what the tiled kernels launch for usual layers: a group for each kernel and element type."""
+    groups = dict(GROUPS)
+    for file, names in usual_names(Card(architecture=int(architecture.removeprefix("sm_")))).items():
+        kinds = dict.fromkeys(name.split(",")[0].rstrip(">") for name in names)
+        groups[file] = tuple(tuple(n for n in names if n.split(",")[0].rstrip(">") == kind) for kind in kinds)
+    return groups
+
+
 def rows_of(file: str) -> list[str]:
     """A line per kernel: the most that any of its instantiations takes."""
     found: dict[str, list[Resources]] = {}
-    for names in GROUPS[file]:
-        for architecture in ARCHITECTURES if names else ():
+    for architecture in ARCHITECTURES:
+        for names in filter(None, groups_of(architecture)[file]):
             for r in compile_kernels(file, names, architecture):
                 found.setdefault(r.name.split("<")[0], []).append(r)
     lines = []
     for name, rows in found.items():
         registers = [str(max(r.registers for r in rows if r.architecture == a)) for a in ARCHITECTURES]
-        kinds = len({r.name for r in rows})
+        kinds = len({(r.name, r.architecture) for r in rows}) // len(ARCHITECTURES)
         shared, spilled = max(r.shared for r in rows), max(r.spilled + r.stack for r in rows)
         lines.append(f"| {file} | `{name}` | {kinds} | {' | '.join(registers)} | {shared:,} | {spilled} |")
     return lines
 
 
 def main(files: list[str]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text, known = PAGE.read_text(encoding="utf-8"), groups_of(ARCHITECTURES[-1])
     before, rest = text.split(START)
     old, after = rest.split(END)
-    kept = [line for line in old.splitlines() if line.startswith("| ") and line.split(" ")[1] in GROUPS]
-    table = {file: [line for line in kept if line.startswith(f"| {file} ")] for file in GROUPS}
-    for file in files or GROUPS:
+    kept = [line for line in old.splitlines() if line.startswith("| ") and line.split(" ")[1] in known]
+    table = {file: [line for line in kept if line.startswith(f"| {file} ")] for file in known}
+    for file in files or known:
         table[file] = rows_of(file)
         print(*table[file], sep="\n", flush=True)
     head = f"| file | kernel | variants | {' | '.join(ARCHITECTURES)} | shared bytes | spilled |"
