@@ -112,6 +112,7 @@ class Update:
         drawn = initial_state(self.graph.params(), layouts, transport.rank, self.seed, engine.dtype)
         state, held = {name: engine.from_host(a) for name, a in drawn.items()}, dict[str, Array]()
         rule, norms = self.rule(engine), norms_over_ranks(layouts, transport, engine)
+        rule.engine = engine
 
         def apply(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
             if self.clip_norm is not None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from lbpar.engine.cupy.launch_conv import TILES
 from lbpar.engine.registry import get_engine
 from lbpar.errors import EngineError
 from tests.cuda.emulator import compiler_found
@@ -36,9 +33,8 @@ def on_stand_in(monkeypatch, dtype):
     if not compiler_found():
         pytest.skip("needs a C++ compiler")
     fake_cupy.install(monkeypatch)
-    engine = get_engine("cupy", dtype)
-    engine._card = replace(engine._card, tiles=TILES[-1:], alignment=dtype.itemsize)
-    return OnHost(engine)
+    fake_cupy.few_kernels(monkeypatch, dtype.itemsize)
+    return OnHost(get_engine("cupy", dtype))
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lbpar.engine.cupy.device import CupyDevice
-from lbpar.engine.cupy.launch_conv import TILES
 from lbpar.engine.cupy.pinned import Pinned
 from lbpar.engine.registry import get_engine
 from lbpar.layout.grid import Grid
@@ -48,13 +47,12 @@ class World:
         virtual.run(lambda t: self.transports[t.rank].attach(engines[t.rank]))
 
 
-def on_stand_in(case: Case, procs: int, way: str) -> Training:
+def on_stand_in(patch: pytest.MonkeyPatch, case: Case, procs: int, way: str) -> Training:
+    fake_cupy.few_kernels(patch, np.dtype(case.types).itemsize)
     virtual = VirtualWorld(Grid.of(procs))
     fake_cupy.between(virtual)
     engines: list[Any] = [get_engine("cupy", case.types) for _ in range(procs)]
     world: Any = World(virtual, engines) if way == "nccl" else virtual
-    for engine in engines:  # few kernels to compile
-        engine._card = replace(engine._card, tiles=TILES[-1:], alignment=engine.dtype.itemsize)
     return Training(case, procs, world, engines)
 
 
@@ -63,9 +61,11 @@ def on_stand_in(case: Case, procs: int, way: str) -> Training:
     ("case", "procs"),
     [("residual", 4), ("segmentation", 2), ("grouped", 3), ("regression", 6), ("classifier", 1), ("classifier", 5)],
 )
-def test_steps_equal_those_of_the_numpy_engine(machine: Machine, case: str, procs: int, way: str) -> None:
+def test_steps_equal_those_of_the_numpy_engine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, case: str, procs: int, way: str
+) -> None:
     want = plain(CASES[case], procs)
-    training = on_stand_in(CASES[case], procs, way)
+    training = on_stand_in(monkeypatch, CASES[case], procs, way)
     first = None
     for seed in range(2):
         machine.scheduler.seed(seed)
@@ -76,8 +76,8 @@ def test_steps_equal_those_of_the_numpy_engine(machine: Machine, case: str, proc
     training.virtual.check_idle()
 
 
-def test_a_second_run_needs_no_more_memory(machine: Machine) -> None:
-    training = on_stand_in(CASES["segmentation"], 1, "host")
+def test_a_second_run_needs_no_more_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = on_stand_in(monkeypatch, CASES["segmentation"], 1, "host")
     engine = training.engines[0]
     for _ in range(3):
         training.run()
@@ -200,7 +200,7 @@ def test_what_is_left_out_is_seen(machine: Machine, monkeypatch: pytest.MonkeyPa
     """In a process of its own, which garbage that a kernel takes for addresses may end."""
     way, mutation = BROKEN[name] if name else ("nccl", lambda patch: None)
     case = CASES["residual"]
-    want, training = plain(case, 2), on_stand_in(case, 2, way)
+    want, training = plain(case, 2), on_stand_in(monkeypatch, case, 2, way)
     mutation(monkeypatch)
 
     def child() -> None:

@@ -105,7 +105,8 @@ def whole(trainers: Sequence[Trainer]) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {}
     for trainer in trainers:
         blocks = {**trainer.worker.state, **trainer.optimizer.state_dict()}
-        for name, block in blocks.items():
+        for name, held in blocks.items():
+            block = trainer.engine.to_host(held)
             layout = trainer.worker.layouts[name.rpartition("/")[0] if "/" in name else name]
             here = np.ix_(*(indices(runs) for runs in layout.box(trainer.transport.rank)))
             array = out.setdefault(name, np.full(layout.shape, np.nan))

@@ -11,15 +11,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from lbpar.engine.cupy.launch_conv import TILES, Card
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.fake_cupy import cuda, nccl, runtime
 from tests.util.fake_cupy.kernels import RawKernel, RawModule
 from tests.util.fake_cupy.machine import Machine, machine, new_machine
 from tests.util.fake_cupy.memory import asnumpy, ndarray
 
-__all__ = ["RawKernel", "RawModule", "asnumpy", "between", "cuda", "install", "ndarray"]
+__all__ = ["RawKernel", "RawModule", "asnumpy", "between", "cuda", "few_kernels", "install", "ndarray"]
 __version__ = "14.2.0"
 
 
@@ -31,6 +33,13 @@ def between(world: VirtualWorld) -> None:
         return threads is not None and threads.wait_until(int(name.removeprefix("rank ")), condition)
 
     machine().scheduler.others = others
+
+
+def few_kernels(patch: Any, itemsize: int) -> None:
+    """Let engines made from now on cut all products alike, so that few kernels are compiled."""
+    from lbpar.engine.cupy import products
+
+    patch.setattr(products, "Card", partial(Card, tiles=TILES[-1:], alignment=itemsize))
 
 
 def install(patch: Any, devices: int = 1) -> Machine:

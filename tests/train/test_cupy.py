@@ -1,0 +1,29 @@
+"""A training run on the engine `cupy` with checkpoint and resume, on the stand-in for CuPy, equals that on NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.emulator import compiler_found
+from tests.train.test_saving import first_part, rest
+from tests.util import fake_cupy
+from tests.util.training import PLANS, Ran, assert_same, run_file, train
+
+pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+CUPY = "engine.name=cupy"
+
+
+@pytest.mark.parametrize("engines", [(CUPY, CUPY), ("engine.name=numpy", CUPY)], ids=["cupy", "numpy, then cupy"])
+def test_a_run_with_checkpoint_and_resume(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: tuple[str, str]
+) -> None:
+    machine = fake_cupy.install(monkeypatch)
+    fake_cupy.few_kernels(monkeypatch, 8)
+    machine.scheduler.seed(1)
+    changes = ["train.epochs=2", "data.samples=14", "train.clip_norm=0.5", "data.augment.flip=[W]"]
+    whole = train(run_file(changes))
+    one = train(run_file([*changes, engines[0], *PLANS["mixed 4"][1]]), 4, first_part(tmp_path, 1))
+    two = train(run_file([*changes, engines[1], *PLANS["data 2"][1]]), 2, rest(tmp_path))
+    assert_same(Ran(one.records + two.records, two.tensors), whole)
