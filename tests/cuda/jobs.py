@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from lbpar.engine.cupy.launch_conv import MATHS, Job
-from tests.cuda.emulator import Emulator
+from tests.cuda.emulator import SANITIZE, Emulator
 
 DTYPES: dict[str, Any] = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
 DTYPES |= {"tf32": np.dtype("float32"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -52,7 +53,8 @@ def run(cases: Sequence[tuple[Job, Mapping[str, np.ndarray]]], order: int | None
     names: dict[str, dict[str, None]] = {}
     for job, _ in cases:
         for launch in job.launches:
-            more = [launch.name] if options else _compiled_together(launch.name)
+            alone = options or SANITIZE in os.environ
+            more = [launch.name] if alone else _compiled_together(launch.name)
             names.setdefault(launch.source, {}).update(dict.fromkeys(more))
     modules = {source: Emulator(source, sorted(wanted), **options) for source, wanted in names.items()}
     for job, arrays in cases:

@@ -13,6 +13,7 @@ from lbpar.engine import convolution as oracle
 from lbpar.engine.base import LocalWindow, Window
 from lbpar.engine.cupy import launch_conv
 from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry
+from lbpar.errors import EngineError
 from tests.cuda.emulator import EmulationError, compiler_found, sanitized
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, SHARED, integers, run
 
@@ -270,6 +271,12 @@ def test_boxes() -> None:
                 assert after == 0 or taps[1] < n - after
 
 
+def test_too_many_phases() -> None:
+    g = Geometry.of(1, (300, 300), (1, 1), (W(3, 300), W(3, 300)), 1, 8, 8)
+    with pytest.raises(EngineError, match=r"strides \[1, 300, 300\] make 90000 phases"):
+        launch_conv.conv_backward_data(MATHS["float32"], CARD, g)
+
+
 FAULTS = {
     "dilation": (
         "y",
@@ -297,9 +304,23 @@ def test_faults_are_found(fault: str) -> None:
             Cases("float32").add(fault, case, (which,)).check(replace={old: new})
 
 
-@pytest.mark.slow
-def test_under_sanitizers() -> None:
+@pytest.mark.parametrize(
+    "tests", ["splits", pytest.param("shapes or types or first_tensor or rims", marks=pytest.mark.slow)]
+)
+def test_under_sanitizers(tests: str) -> None:
     """Not a byte is read outside of an array or of shared memory, and no arithmetic is undefined."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-m", "not slow"]
-    done = sanitized([*command, "-k", "shapes or types or splits or first_tensor"])
+    done = sanitized([*command, "-k", f"({tests}) and not sanitizers"])
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["fixed[f] = from.fixed(mn);", "fixed[f] = from.fixed(mn < last ? mn : last + 1);"])
+def test_reads_outside_are_found(fault: str) -> None:
+    right = "fixed[f] = from.fixed(mn < last ? mn : last);"
+    code = (
+        "from tests.cuda.test_convolution import Cases, W; case = (1, (5, 5), (5, 5), (W(3, 1, 1, 1),) * 2, 1, 8, 12);"
+        f"Cases('float32').add('', case).check(replace={{{right!r}: {fault!r}}})"
+    )
+    done = sanitized([sys.executable, "-c", code])
+    assert done.returncode and "heap-buffer-overflow" in done.stderr, done.stderr

@@ -15,12 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine.base import LocalWindow, Window
+from lbpar.errors import EngineError
 
 INT_LIMIT = 2**31 - 1
 """Largest offset of an element that kernels compute in 32 bits."""
 
 TILES = ((128, 128, 64), (128, 64, 64), (64, 64, 32), (128, 32, 32))
 """Rows and columns of a block's tile, and rows of a warp's (which has 32 columns)."""
+
+MOST_BLOCKS = 65535
+"""Along the second and third dimension of a grid."""
 
 MAX_ROWS = 128
 """The most rows of a tile: what offsets may reach beyond a result."""
@@ -203,7 +207,9 @@ def _split_counts(steps: int, tiles: int, card: Card, slices: int, part_bytes: i
     yield 1
     if part_bytes is None:
         return
-    most = min(steps // 4, 65535 // slices, card.workspace // max(1, part_bytes), -(-4 * card.processors // tiles), 512)
+    most = min(
+        steps // 4, MOST_BLOCKS // slices, card.workspace // max(1, part_bytes), -(-4 * card.processors // tiles), 512
+    )
     for wanted in range(2, most + 1):
         depth = -(-steps // wanted)
         if -(-steps // depth) == wanted:  # no part is empty
@@ -248,7 +254,7 @@ def _sum_splits(
     math_: Math, out: str, bias: str, count: int, columns: int, splits: int, relu: bool, alpha: float, beta: float
 ) -> Launch:
     sizes = _scalar(SplitSizes, count=count, columns=columns, splits=splits, relu=relu, alpha=alpha, beta=beta)
-    grid = (min(-(-count // 256), 65535), 1, 1)
+    grid = (min(-(-count // 256), MOST_BLOCKS), 1, 1)
     return Launch("gemm.cu", f"sum_splits<{math_.element}>", grid, (256, 1, 1), 0, (out, "workspace", bias), sizes)
 
 
@@ -470,9 +476,13 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False) 
         left, right = Operand("dy", True, g.filters), Operand("w", False, g.channels)
         rows = g.samples * math.prod(g.inner)
         return gemm(math_, card, rows, g.channels, g.filters, left, right, "dx", beta=float(add))
+    phases = math.prod(d.stride for d in g.win)
+    if phases > MOST_BLOCKS:
+        raise EngineError(
+            f"engine.name: cupy: strides {[d.stride for d in g.win]} make {phases} phases, at most {MOST_BLOCKS} are possible."
+        )
     if _thin(g):
         return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), add=add)
-    phases = math.prod(d.stride for d in g.win)
     positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(g.inner, g.win, strict=True))
     taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
     cut = choose(math_, card, positions, g.channels, taps * g.filters, g.groups * phases, g.x_size)
@@ -567,7 +577,7 @@ def interior_and_rims(g: Geometry, ghosts: Sequence[tuple[int, int]]) -> tuple[B
 
 def _thin(g: Geometry) -> bool:
     """Whether tiles would lie idle: their columns are the channels or filters of one group."""
-    return g.groups > 1 and (max(g.channels, g.filters) <= 4 or g.groups > 65535)
+    return g.groups > 1 and (max(g.channels, g.filters) <= 4 or g.groups > MOST_BLOCKS)
 
 
 def _grouped(math_: Math, card: Card, g: Geometry, adjoint: bool, arrays: tuple[str, ...], **others: Any) -> Job:
@@ -588,7 +598,10 @@ def _grouped_weights(math_: Math, card: Card, g: Geometry, add: bool) -> Job:
     positions, pairs, chunks = g.samples * math.prod(g.outer), g.groups * g.filters * g.channels, -(-g.taps // 8)
     blocks = -(-pairs // 32) * chunks
     wanted = min(
-        -(-4 * card.processors // blocks), -(-positions // 256), card.workspace // (g.w_size * math_.sum_bytes), 65535
+        -(-4 * card.processors // blocks),
+        -(-positions // 256),
+        card.workspace // (g.w_size * math_.sum_bytes),
+        MOST_BLOCKS,
     )
     depth = -(-positions // max(1, wanted))
     splits = max(1, -(-positions // max(1, depth)))
