@@ -8,8 +8,8 @@
 // Layout: c (batch, m, n) without gaps, bias (n,) or null. Small results are split over k: block z sums its part into
 // partial[z], of c's shape, and `sum_splits` adds the parts up in the order of z, so that results do not depend on timing.
 // Limits: at most 65 535 matrices of a batch and 65 535 splits; VEC_A, VEC_B divide rows, pitches and addresses.
-// Grid: (tiles of m * tiles of n, batch, splits) of Shape::THREADS threads; dynamic shared memory as launch_conv.py says.
-// Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py.
+// Grid: (tiles of m * tiles of n, batch, splits) of Shape::THREADS threads; dynamic shared memory as launch_gemm.py says.
+// Called by: the cupy engine, through lbpar/engine/cupy/launch_gemm.py.
 // Limited by the rate of tensor cores (or of fused multiply-adds) where m, n and k are hundreds, else by memory: see tile.cuh.
 
 #include "tile.cuh"

@@ -1,4 +1,4 @@
-"""Jobs of `lbpar.engine.cupy.launch_conv` on the emulation: arrays by name in, the same arrays written."""
+"""Jobs of `lbpar.engine.cupy.tiles` on the emulation: arrays by name in, the same arrays written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lbpar.engine.cupy.launch_conv import MATHS, Job
+from lbpar.engine.cupy.tiles import MATHS, Job
 from tests.cuda.emulator import SANITIZE, Emulator
 
 DTYPES: dict[str, Any] = {name: np.dtype(name) for name in ("float32", "float64", "float16")}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lbpar.engine.cupy.launch_conv import Card, usual_names
+from lbpar.engine.cupy.launch_conv import usual_names
 from lbpar.engine.cupy.names import GROUPS
+from lbpar.engine.cupy.tiles import Card
 from tests.cuda.nvrtc import ARCHITECTURES, Resources, compile_kernels
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"

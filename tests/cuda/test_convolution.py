@@ -12,7 +12,8 @@ import pytest
 from lbpar.engine import convolution as oracle
 from lbpar.engine.base import LocalWindow, Window
 from lbpar.engine.cupy import launch_conv
-from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry
+from lbpar.engine.cupy.launch_conv import Geometry
+from lbpar.engine.cupy.tiles import MATHS, TILES, Card, Job
 from lbpar.errors import EngineError
 from tests.cuda.emulator import EmulationError, compiler_found, sanitized
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, SHARED, integers, run
@@ -56,7 +57,7 @@ class Cases:
     def __init__(self, math: str, card: Card = CARD, seed: int = 0, **options: bool) -> None:
         self.math, self.card, self.options = math, card, options
         self.rng = np.random.default_rng(seed)
-        self.jobs: list[tuple[launch_conv.Job, dict[str, np.ndarray]]] = []
+        self.jobs: list[tuple[Job, dict[str, np.ndarray]]] = []
         self.pairs: list[tuple[str, np.ndarray, np.ndarray]] = []
 
     def add(self, name: str, case: Case, passes: Sequence[str] = PASSES) -> Cases:
@@ -165,7 +166,7 @@ def test_random_geometries() -> None:
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_many_random_geometries(math: str, seed: int) -> None:
     for arch in ARCHITECTURES[math]:
-        card = Card(architecture=arch // 10, processors=10 * seed, tiles=(launch_conv.TILES[seed % 4],))
+        card = Card(architecture=arch // 10, processors=10 * seed, tiles=(TILES[seed % 4],))
         random_cases(math, seed, 60, card).check(defines={"EMULATED_ARCH": arch}, order=seed)
 
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lbpar.engine.cupy import launch_conv
-from lbpar.engine.cupy.launch_conv import MATHS, Card, Job, Operand, choose, gemm
+from lbpar.engine.cupy.launch_gemm import Operand, gemm, linear_forward
+from lbpar.engine.cupy.tiles import MATHS, TILES, Card, choose, divisor
 from tests.cuda.emulator import EmulationError, compiler_found
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, integers, run
 
@@ -118,7 +118,7 @@ def test_nan_stays_through_relu() -> None:
     run(
         [
             (
-                launch_conv.linear_forward(MATHS["float32"], Card(tiles=SMALL), 1, 1, 1, relu=True),
+                linear_forward(MATHS["float32"], Card(tiles=SMALL), 1, 1, 1, relu=True),
                 {"x": x, "w": w, "y": y},
             )
         ]
@@ -147,7 +147,7 @@ def test_faults_are_found(fault: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", launch_conv.TILES)
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("math", "arch"), ALL)
 def test_all_tiles(math: str, arch: int, tile: tuple[int, int, int]) -> None:
     card = Card(arch // 10, tiles=(tile,))
@@ -170,7 +170,7 @@ def test_choice_of_tile_and_split() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 64, 100, 641, 6700417, 2**31 - 1])
 def test_divisors(n: int) -> None:
-    value, multiplier, shift = launch_conv.divisor(n)
+    value, multiplier, shift = divisor(n)
     near = [
         0,
         1,
@@ -187,7 +187,3 @@ def test_divisors(n: int) -> None:
     for x in [v for v in near if 0 <= v < 2**31] + np.random.default_rng(n).integers(0, 2**31, 1000).tolist():
         assert ((x * multiplier >> 32) + x) >> shift == x // n, x
     assert value == n and multiplier < 2**32 and shift < 32
-
-
-def test_empty_job() -> None:
-    assert Job().launches == () and Job().workspace_bytes == 0

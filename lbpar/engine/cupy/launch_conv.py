@@ -1,351 +1,47 @@
-"""Launches of the tiled kernels: GEMM, convolution, rims and grouped convolution, from shapes alone.
-
-Nothing here needs CuPy or a device: a `Job` says which kernels to start, with which grid and arguments, and how large a workspace
-they need. A job depends on shapes, types and the card, not on arrays, so that callers keep it.
-"""
+"""Launches of convolutions, whole, of rims and grouped (``kernels/convolution.cu``, ``rims.cu``, ``grouped.cu``), from shapes alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lbpar.engine.base import LocalWindow, Window
+from lbpar.engine.cupy.launch_gemm import Operand, gemm, linear_backward_data, linear_backward_weights, linear_forward
+from lbpar.engine.cupy.tiles import (
+    MATHS,
+    MAX_ROWS,
+    MOST_BLOCKS,
+    Card,
+    Choice,
+    Divisor,
+    Job,
+    Launch,
+    Math,
+    Record,
+    choose,
+    divisor,
+    shape,
+    shared_bytes,
+    sum_splits,
+    vector,
+)
 from lbpar.errors import EngineError
 
-INT_LIMIT = 2**31 - 1
-"""Largest offset of an element that kernels compute in 32 bits."""
-
-TILES = ((128, 128, 64), (128, 64, 64), (64, 64, 32), (128, 32, 32))
-"""Rows and columns of a block's tile, and rows of a warp's (which has 32 columns)."""
-
-MOST_BLOCKS = 65535
-"""Along the second and third dimension of a grid."""
-
-MAX_ROWS = 128
-"""The most rows of a tile: what offsets may reach beyond a result."""
-
-_DIVISOR = np.dtype([("value", "i8"), ("multiplier", "u4"), ("shift", "u4")])
 _AXIS = np.dtype(
     [(name, "i8") for name in ("source", "target", "kernel", "stride", "dilation", "pad", "origin", "spacing", "reach")]
-    + [("positions", _DIVISOR, 2), ("taps", _DIVISOR, 2)]
+    + [("positions", Divisor, 2), ("taps", Divisor, 2)]
 )
 WindowSizes = np.dtype(
-    [("axis", _AXIS, 3), ("samples", "i8"), ("groups", "i8"), ("channels", _DIVISOR)]
+    [("axis", _AXIS, 3), ("samples", "i8"), ("groups", "i8"), ("channels", Divisor)]
     + [(name, "i8") for name in ("columns", "depth", "splits", "add", "relu", "vectors")]
 )
 MOST_RIMS = 8
-_RIM = np.dtype([("first_tile", "i8"), ("origin", "i8", 3), ("positions", _DIVISOR, 3)])
+_RIM = np.dtype([("first_tile", "i8"), ("origin", "i8", 3), ("positions", Divisor, 3)])
 RimSizes = np.dtype([("window", WindowSizes), ("count", "i8"), ("rims", _RIM, MOST_RIMS)])
-GemmSizes = np.dtype(
-    [(name, "i8") for name in ("m", "n", "k", "pitch_a", "pitch_b", "batch_a", "batch_b", "depth", "relu", "vectors")]
-    + [("alpha", "f8"), ("beta", "f8")]
-)
-SplitSizes = np.dtype(
-    [(name, "i8") for name in ("count", "columns", "splits", "relu")] + [("alpha", "f8"), ("beta", "f8")]
-)
-
-Record: TypeAlias = npt.NDArray[np.void]
-"""A struct that a kernel takes by value, as an array without dimensions."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """What launches depend on of a device.
-
-    Attributes
-    ----------
-    architecture : compute capability times ten
-    processors : number of streaming multiprocessors
-    alignment : bytes that all addresses are multiples of
-    workspace : most bytes that a job may ask for
-    int_limit : largest offset for 32-bit index arithmetic
-    tiles : that may be chosen, of `TILES`
-    """
-
-    architecture: int = 80
-    processors: int = 108
-    alignment: int = 16
-    workspace: int = 256 << 20
-    int_limit: int = INT_LIMIT
-    tiles: tuple[tuple[int, int, int], ...] = TILES
-
-
-@dataclass(frozen=True, eq=False)
-class Launch:
-    """One kernel: its file and name expression, its grid, and its arguments.
-
-    ``arrays`` are the pointers in order, by the names that the job's maker gives its arguments ("y", "x", "w", …), "workspace" for
-    the job's workspace and "" for null; ``sizes`` is the struct that follows them.
-    """
-
-    source: str
-    name: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    arrays: tuple[str, ...]
-    sizes: Record
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """Launches in order, none where there is nothing to compute, and the bytes of their workspace."""
-
-    launches: tuple[Launch, ...] = ()
-    workspace_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Math:
-    """A kind of arithmetic in ``mma.cuh``: name there and of its elements, and how fast one multiprocessor multiplies."""
-
-    name: str
-    element: str
-    element_bytes: int
-    sum_bytes: int
-    rate: int
-    """Products that a multiprocessor does in a cycle, about: compared only with the bytes that it moves in one."""
-
-
-MATHS = {
-    "float32": Math("float", "float", 4, 4, 64),
-    "tf32": Math("tf32", "float", 4, 4, 256),
-    "float16": Math("__half", "__half", 2, 4, 512),
-    "bfloat16": Math("__nv_bfloat16", "__nv_bfloat16", 2, 4, 512),
-    "float64": Math("double", "double", 8, 8, 32),
-}
-"""By the name of the element type; "tf32" for float32 arrays that may be multiplied in TF32."""
-
-_EFFICIENCY = {128 * 128: 1.0, 128 * 64: 0.9, 64 * 64: 0.75, 128 * 32: 0.6}
-"""Of a tile by its size: smaller ones read more bytes for a product."""
-
-_BYTES_A_CYCLE = 10
-"""That a multiprocessor has of the device's memory."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a product is cut: tile, stages of shared memory, and parts of k with the k that each has."""
-
-    rows: int
-    columns: int
-    warp_rows: int
-    stages: int
-    splits: int
-    depth: int
-
-    @property
-    def threads(self) -> int:
-        return self.rows // self.warp_rows * self.columns
-
-
-def choose(math_: Math, card: Card, m: int, n: int, k: int, slices: int, result: int | None) -> Choice:
-    """The cut with the shortest estimated time.
-
-    Parameters
-    ----------
-    m, n, k : sizes of one product
-    slices : such products in the launch
-    result : elements of all results, which a split costs in workspace; None where k must stay whole
-    """
-    step = 64 // math_.element_bytes
-    steps = max(1, -(-k // step))
-    stages = 3 if card.architecture >= 80 else 2
-    best: tuple[float, Choice] | None = None
-    for rows, columns, warp_rows in card.tiles:
-        if math_.name == "double" and rows * columns > 64 * 64 and len(card.tiles) > 1:
-            continue
-        tiles = max(1, -(-m // rows) * -(-n // columns) * slices)
-        for splits in _split_counts(steps, tiles, card, slices, result and result * math_.sum_bytes):
-            depth = -(-steps // splits)
-            cycles = rows * columns * step / math_.rate / _EFFICIENCY[rows * columns]
-            # a multiprocessor needs eight warps to multiply at its rate, fewer take as long as eight
-            blocks = max(-(-tiles * splits // card.processors), 8 * 32 * warp_rows // (rows * columns))
-            time = blocks * (depth + stages + 3) * cycles
-            if splits > 1 and result:
-                time += 4000 + 2 * splits * result * math_.sum_bytes / (card.processors * _BYTES_A_CYCLE)
-            if best is None or time < best[0]:
-                best = time, Choice(rows, columns, warp_rows, stages, splits, depth * step)
-    assert best is not None
-    return best[1]
-
-
-def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
-    """Name expressions per file that the layers of usual networks launch: what to compile ahead, and to check."""
-    flat, deep = (LocalWindow(3, 1, 1, 1),) * 2, (LocalWindow(3, 1, 1, 1),) * 3
-    halved, first = (LocalWindow(3, 2, 1, 1),) * 2, (LocalWindow(7, 2, 1, 3),) * 2
-    layers = [
-        Geometry.of(64, (224, 224), (112, 112), first, 1, 3, 64),
-        Geometry.of(64, (56, 56), (56, 56), flat, 1, 64, 64),
-        Geometry.of(64, (56, 56), (28, 28), halved, 1, 128, 128),
-        Geometry.of(1, (7, 7), (7, 7), flat, 1, 512, 512),
-        Geometry.of(64, (28, 28), (28, 28), (LocalWindow(1),) * 2, 1, 256, 512),
-        Geometry.of(64, (56, 56), (56, 56), flat, 128, 128, 128),
-        Geometry.of(1, (128,) * 3, (128,) * 3, deep, 1, 32, 32),
-    ]
-    found: dict[str, dict[str, None]] = {}
-    for math_ in MATHS.values():
-        jobs = [
-            make(math_, card, g) for g in layers for make in (conv_forward, conv_backward_data, conv_backward_weights)
-        ]
-        jobs += [
-            make(math_, card, 256, 2048, 1000)
-            for make in (linear_forward, linear_backward_data, linear_backward_weights)
-        ]
-        jobs.append(conv_rims(math_, card, layers[1], [[(0, 1), (0, 56)]]))
-        for launch in (launch for job in jobs for launch in job.launches):
-            found.setdefault(launch.source, {})[launch.name] = None
-    return {file: tuple(sorted(names)) for file, names in found.items()}
-
-
-def _split_counts(steps: int, tiles: int, card: Card, slices: int, part_bytes: int | None) -> Iterator[int]:
-    yield 1
-    if part_bytes is None:
-        return
-    most = min(
-        steps // 4, MOST_BLOCKS // slices, card.workspace // max(1, part_bytes), -(-4 * card.processors // tiles), 512
-    )
-    for wanted in range(2, most + 1):
-        depth = -(-steps // wanted)
-        if -(-steps // depth) == wanted:  # no part is empty
-            yield wanted
-
-
-def vector(card: Card, math_: Math, *extents: int) -> int:
-    """Elements that can be copied at once: what 16 bytes hold, if rows of these extents follow each other without gaps."""
-    return math.gcd(min(16, card.alignment) // math_.element_bytes, *extents)
-
-
-def _shared_bytes(math_: Math, cut: Choice, a_along_k: bool, b_along_k: bool) -> int:
-    size = math_.element_bytes
-    step = 64 // size
-    pitch = step + (4 if size == 8 else 16 // size)
-    tiles = sum(
-        rows * pitch if along_k else step * (rows + 8)
-        for rows, along_k in ((cut.rows, a_along_k), (cut.columns, b_along_k))
-    )
-    stores = cut.threads // 32 * 16 * 40 * math_.sum_bytes  # a warp stages 16 rows of its sums
-    return max(cut.stages * tiles * size, stores)
-
-
-def _shape(cut: Choice, vectors: tuple[int, int]) -> str:
-    return ", ".join(map(str, (cut.rows, cut.columns, cut.warp_rows, cut.stages, *vectors)))
-
-
-def divisor(n: int) -> tuple[int, int, int]:
-    """A `Divisor` of the kernels: dividends up to 2³¹ - 1 are divided by a multiplication and a shift."""
-    shift = (max(n, 1) - 1).bit_length()
-    return n, (((1 << 32) * ((1 << shift) - max(n, 1))) // max(n, 1) + 1) & 0xFFFFFFFF, shift
-
-
-def _scalar(dtype: np.dtype[Any], **values: Any) -> Record:
-    record = np.zeros((), dtype)
-    for name, value in values.items():
-        record[name] = value
-    return record
-
-
-def _sum_splits(
-    math_: Math, out: str, bias: str, count: int, columns: int, splits: int, relu: bool, alpha: float, beta: float
-) -> Launch:
-    sizes = _scalar(SplitSizes, count=count, columns=columns, splits=splits, relu=relu, alpha=alpha, beta=beta)
-    grid = (min(-(-count // 256), MOST_BLOCKS), 1, 1)
-    return Launch("gemm.cu", f"sum_splits<{math_.element}>", grid, (256, 1, 1), 0, (out, "workspace", bias), sizes)
-
-
-# -- matrices ------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A matrix of `gemm`: whether k runs along its rows, elements between rows and between matrices of a batch, and its name."""
-
-    name: str
-    along_k: bool
-    pitch: int
-    batch: int = 0
-
-
-def gemm(
-    math_: Math,
-    card: Card,
-    m: int,
-    n: int,
-    k: int,
-    a: Operand,
-    b: Operand,
-    out: str,
-    bias: str = "",
-    relu: bool = False,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    batch: int = 1,
-) -> Job:
-    """``out = relu(alpha * A·Bᵀ + bias + beta * out)``, out of shape (batch, m, n)."""
-    count = batch * m * n
-    if count == 0:
-        return Job()
-    cut = choose(math_, card, m, n, k, batch, count)
-    extents = [(k if o.along_k else rows, o.pitch, o.batch) for o, rows in ((a, m), (b, n))]
-    vectors = (vector(card, math_, *extents[0]), vector(card, math_, *extents[1]))
-    reaches = (rows * o.pitch if o.along_k else k * o.pitch + rows for o, rows in ((a, m), (b, n)))
-    largest = max(*reaches, m * n, 2 * k) + 2 * MAX_ROWS
-    index = "i32" if largest <= card.int_limit else "i64"
-    flags = ", ".join("true" if o.along_k else "false" for o in (a, b))
-    sizes = _scalar(
-        GemmSizes,
-        m=m, n=n, k=k, pitch_a=a.pitch, pitch_b=b.pitch, batch_a=a.batch, batch_b=b.batch, depth=cut.depth,
-        relu=relu, vectors=vector(card, math_, n) == 16 // math_.element_bytes, alpha=alpha, beta=beta,
-    )  # fmt: skip
-    whole = cut.splits == 1
-    first = Launch(
-        "gemm.cu",
-        f"gemm<{math_.name}, {index}, {flags}, {_shape(cut, vectors)}>",
-        (-(-m // cut.rows) * -(-n // cut.columns), batch, cut.splits),
-        (cut.threads, 1, 1),
-        _shared_bytes(math_, cut, a.along_k, b.along_k),
-        (out, "" if whole else "workspace", a.name, b.name, bias if whole else ""),
-        sizes,
-    )
-    if whole:
-        return Job((first,))
-    second = _sum_splits(math_, out, bias, count, n, cut.splits, relu, alpha, beta)
-    return Job((first, second), cut.splits * count * math_.sum_bytes)
-
-
-def linear_forward(
-    math_: Math, card: Card, samples: int, channels: int, features: int, bias: bool = False, relu: bool = False
-) -> Job:
-    """``y = relu(x·wᵀ + b)``: x (samples, channels), w (features, channels)."""
-    return gemm(
-        math_, card, samples, features, channels, Operand("x", True, channels), Operand("w", True, channels), "y",
-        "b" if bias else "", relu,
-    )  # fmt: skip
-
-
-def linear_backward_data(math_: Math, card: Card, samples: int, channels: int, features: int) -> Job:
-    """``dx = dy·w``."""
-    return gemm(
-        math_, card, samples, channels, features, Operand("dy", True, features), Operand("w", False, channels), "dx"
-    )
-
-
-def linear_backward_weights(
-    math_: Math, card: Card, samples: int, channels: int, features: int, add: bool = False
-) -> Job:
-    """``dw = dyᵀ·x``, or added to what is there."""
-    return gemm(
-        math_, card, features, channels, samples, Operand("dy", False, features), Operand("x", False, channels), "dw",
-        beta=float(add),
-    )  # fmt: skip
-
-
-# -- convolution ---------------------------------------------------------------------------------------------------------------
 
 Box = Sequence[tuple[int, int]]
 """First output, and one past the last, along each spatial dimension."""
@@ -546,8 +242,8 @@ def conv_rims(
         rim["first_tile"], rim["origin"], rim["positions"] = tiles, origin, [divisor(n) for n in extents]
         tiles += -(-g.samples * math.prod(extents) // cut.rows) * across
     record["count"] = len(parts)
-    name = f"conv_rims<{math_.name}, {g.index(card)}, {_shape(cut, vectors)}>"
-    shared = _shared_bytes(math_, cut, True, True)
+    name = f"conv_rims<{math_.name}, {g.index(card)}, {shape(cut, vectors)}>"
+    shared = shared_bytes(math_, cut, True, True)
     arrays = ("y", "x", "w", "b" if bias else "")
     return Job((Launch("rims.cu", name, (tiles, g.groups, 1), (cut.threads, 1, 1), shared, arrays, record),))
 
@@ -612,7 +308,7 @@ def _grouped_weights(math_: Math, card: Card, g: Geometry, add: bool) -> Job:
     first = Launch("grouped.cu", name, (-(-pairs // 32), chunks, splits), (32, 8, 1), 0, arrays, sizes)
     if whole:
         return Job((first,))
-    second = _sum_splits(math_, "dw", "", g.w_size, g.taps * g.channels, splits, False, 1.0, float(add))
+    second = sum_splits(math_, "dw", "", g.w_size, g.taps * g.channels, splits, False, 1.0, float(add))
     return Job((first, second), splits * g.w_size * math_.sum_bytes)
 
 
@@ -644,14 +340,42 @@ def _tiled(
     pointers = (out, "" if whole else "workspace", left, right, *(b if whole else "" for b in bias))
     first = Launch(
         "convolution.cu",
-        f"{kernel}<{math_.name}, {index}, {_shape(cut, vectors)}>",
+        f"{kernel}<{math_.name}, {index}, {shape(cut, vectors)}>",
         grid,
         (cut.threads, 1, 1),
-        _shared_bytes(math_, cut, *along_k),
+        shared_bytes(math_, cut, *along_k),
         pointers,
         sizes,
     )
     if whole:
         return Job((first,))
-    second = _sum_splits(math_, out, bias[0] if bias else "", count, columns, cut.splits, relu, 1.0, float(add))
+    second = sum_splits(math_, out, bias[0] if bias else "", count, columns, cut.splits, relu, 1.0, float(add))
     return Job((first, second), cut.splits * count * math_.sum_bytes)
+
+
+def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
+    """Name expressions per file that the layers of usual networks launch: what to compile ahead, and to check."""
+    flat, deep = (LocalWindow(3, 1, 1, 1),) * 2, (LocalWindow(3, 1, 1, 1),) * 3
+    halved, first = (LocalWindow(3, 2, 1, 1),) * 2, (LocalWindow(7, 2, 1, 3),) * 2
+    layers = [
+        Geometry.of(64, (224, 224), (112, 112), first, 1, 3, 64),
+        Geometry.of(64, (56, 56), (56, 56), flat, 1, 64, 64),
+        Geometry.of(64, (56, 56), (28, 28), halved, 1, 128, 128),
+        Geometry.of(1, (7, 7), (7, 7), flat, 1, 512, 512),
+        Geometry.of(64, (28, 28), (28, 28), (LocalWindow(1),) * 2, 1, 256, 512),
+        Geometry.of(64, (56, 56), (56, 56), flat, 128, 128, 128),
+        Geometry.of(1, (128,) * 3, (128,) * 3, deep, 1, 32, 32),
+    ]
+    found: dict[str, dict[str, None]] = {}
+    for math_ in MATHS.values():
+        jobs = [
+            make(math_, card, g) for g in layers for make in (conv_forward, conv_backward_data, conv_backward_weights)
+        ]
+        jobs += [
+            make(math_, card, 256, 2048, 1000)
+            for make in (linear_forward, linear_backward_data, linear_backward_weights)
+        ]
+        jobs.append(conv_rims(math_, card, layers[1], [[(0, 1), (0, 56)]]))
+        for launch in (launch for job in jobs for launch in job.launches):
+            found.setdefault(launch.source, {})[launch.name] = None
+    return {file: tuple(sorted(names)) for file, names in found.items()}

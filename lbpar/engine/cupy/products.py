@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.base import Window
-from lbpar.engine.cupy import launch_conv
+from lbpar.engine.cupy import launch_conv, launch_gemm
 from lbpar.engine.cupy.kernels import address
-from lbpar.engine.cupy.launch_conv import MATHS, Card, Geometry, Job, Math
+from lbpar.engine.cupy.launch_conv import Geometry
 from lbpar.engine.cupy.pointwise import Pointwise
+from lbpar.engine.cupy.tiles import MATHS, Card, Job, Math
 from lbpar.engine.device import Array
 
 MOST_JOBS = 4096
@@ -106,7 +107,7 @@ class Products(Pointwise):
         y = self.empty((sizes[0], sizes[2]), x.dtype)
         self._multiply(
             ("linear", *sizes, b is None),
-            lambda arithmetic, card: launch_conv.linear_forward(arithmetic, card, *sizes, bias=b is not None),
+            lambda arithmetic, card: launch_gemm.linear_forward(arithmetic, card, *sizes, bias=b is not None),
             y=y,
             x=self._dense(x),
             w=self._dense(w),
@@ -119,7 +120,7 @@ class Products(Pointwise):
         dx = self.empty(sizes[:2], dy.dtype)
         self._multiply(
             ("linear data", *sizes),
-            lambda arithmetic, card: launch_conv.linear_backward_data(arithmetic, card, *sizes),
+            lambda arithmetic, card: launch_gemm.linear_backward_data(arithmetic, card, *sizes),
             dx=dx,
             dy=self._dense(dy),
             w=self._dense(w),
@@ -131,7 +132,7 @@ class Products(Pointwise):
         dw = self.empty((sizes[2], sizes[1]), x.dtype) if out is None else out
         self._multiply(
             ("linear weights", *sizes),
-            lambda arithmetic, card: launch_conv.linear_backward_weights(arithmetic, card, *sizes),
+            lambda arithmetic, card: launch_gemm.linear_backward_weights(arithmetic, card, *sizes),
             dw=dw,
             dy=self._dense(dy),
             x=self._dense(x),

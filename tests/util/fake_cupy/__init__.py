@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lbpar.engine.cupy.launch_conv import TILES, Card
+from lbpar.engine.cupy.tiles import TILES, Card
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.fake_cupy import cuda, nccl, runtime
 from tests.util.fake_cupy.kernels import RawKernel, RawModule
