@@ -7,6 +7,8 @@ import os
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_SIZE")
 
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
 
 def cores() -> int:
     """Cores that this process may run on."""
@@ -20,6 +22,11 @@ def local_ranks() -> int:
         if head.isdigit() and int(head) > 0:
             return int(head)
     return 1
+
+
+def local_rank() -> int:
+    """This rank's number among those of its node, as far as the launcher says."""
+    return next((int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdigit()), 0)
 
 
 def node_cores() -> int:

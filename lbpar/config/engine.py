@@ -34,6 +34,11 @@ class EngineConfig(Section):
         default=False,
         description="Let tensor cores multiply float32 in TF32, whose products have 11 bits; sums stay float32. For cupy.",
     )
+    transport: Literal["auto", "nccl", "host"] = Field(
+        default="auto",
+        description="How arrays of GPUs travel between processes: by NCCL, which wants a GPU for each process, or by way of the host; "
+        "auto is NCCL where it can be used. For cupy.",
+    )
     progress: Literal["auto", "test", "thread", "block"] = Field(
         default="auto",
         description="How messages progress while kernels run: tested after each kernel, by a thread, or only when started "

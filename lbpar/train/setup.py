@@ -20,6 +20,7 @@ from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
 from lbpar.text import flatten
+from lbpar.train.devices import over_devices
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike, together
@@ -126,7 +127,7 @@ def join(
     if plan.grid.size != procs:
         raise ConfigError(f"plan: made for {plan.grid.size} processes, but {procs} were started.")
     if own:
-        return graph, plan, connect_to(plan.grid, transport)
+        return graph, plan, over_devices(connect_to(plan.grid, transport), config.engine)
     if transport.grid != plan.grid:
         raise ConfigError(
             f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NoReturn
@@ -121,6 +121,10 @@ class Control(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return when all ranks have come here."""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """In this block the rank waits for ``what`` that others have a part in: a job in which they never come is ended."""
+        return nullcontext()
 
     @abstractmethod
     def abort(self, message: str) -> NoReturn:

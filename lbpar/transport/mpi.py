@@ -26,7 +26,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any, NoReturn
 
@@ -214,6 +214,9 @@ class MpiTransport(Transport):
     def barrier(self) -> None:
         with self._blocking("barrier"):
             self._comm.Barrier()
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return self._blocking(what)
 
     def abort(self, message: str) -> NoReturn:
         print(message, file=sys.stderr, flush=True)

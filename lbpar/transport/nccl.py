@@ -57,16 +57,22 @@ class NcclTransport(Transport):
         self._comms: dict[Axes, Any] = {}
         self._world: Any = None
 
-    def attach(self, device: Device) -> None:
-        """Connect the ranks, whose current devices must differ. Collective over all ranks, before the first move."""
-        assert not device.host
-        self.device = device
+    def connect(self) -> None:
+        """Connect the ranks, whose current devices must differ. Collective over all ranks."""
         self._nccl = load_nccl()
-        cuda = device.cupy.cuda  # type: ignore[attr-defined]
-        self._cuda, self._stream = cuda, cuda.Stream(non_blocking=True)
         with self._errors("connecting all ranks"):
             unique = self.control.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
             self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+
+    def attach(self, device: Device) -> None:
+        assert not device.host
+        if self._world is None:
+            self.connect()
+        self.device = device
+        self._cuda = device.cupy.cuda  # type: ignore[attr-defined]
+        self._stream = self._cuda.Stream(non_blocking=True)
+        # NCCL waits for ever for a rank that is gone, and the host for the device: the watch has to know.
+        device.waiting = lambda: self.control.waiting("the GPU")  # type: ignore[attr-defined]
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         return self.control.bcast(obj, root)
@@ -87,7 +93,8 @@ class NcclTransport(Transport):
 
     def close(self) -> None:
         if self._world is not None:
-            self._stream.synchronize()
+            if not self.device.host:
+                self._stream.synchronize()
             for comm in (*self._comms.values(), self._world):
                 comm.destroy()
             self._comms, self._world = {}, None

@@ -17,6 +17,7 @@ from lbpar.graph.norm_stats import norms, with_norm_stats
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
+from lbpar.train.devices import over_devices
 from lbpar.train.norms import check_norms
 from lbpar.train.setup import build_graph, build_plan, check_asked, connect_to
 from lbpar.transport.base import Transport
@@ -251,7 +252,7 @@ def verify_plans(
     result = Verification(plans[0][1].grid.size, not real, tested.name, dtype, merged=merged)
     for name, plan in plans:
         if real:
-            transport = connect_to(plan.grid, transport)
+            transport = over_devices(connect_to(plan.grid, transport), config.engine)
             result.plans[name] = verify_mpi(reference, plan, transport, tested)
         else:
             result.plans[name] = verify_virtual(reference, plan, tested)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ class CupyDevice(Device):
     Attributes
     ----------
     cupy : module
+    waiting : callable
+        Gives the block in which the host waits for the device.
     stream : cupy.cuda.Stream
         Of all kernels. Transfers by way of the host have another one.
     """
@@ -49,6 +52,7 @@ class CupyDevice(Device):
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
         self._ndarray, self._out_of_memory = self.cupy.ndarray, cuda.memory.OutOfMemoryError
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._uploads: dict[Hashable, tuple[Any, Array]] = {}
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
@@ -147,8 +151,9 @@ class CupyDevice(Device):
         if not out.nbytes:
             return lambda: out
         if out.nbytes > LARGEST_ASIDE:
-            self._copy(out.ctypes.data, address(source), out.nbytes, self._runtime.memcpyDeviceToHost)
-            self.stream.synchronize()
+            with self.waiting():
+                self._copy(out.ctypes.data, address(source), out.nbytes, self._runtime.memcpyDeviceToHost)
+                self.stream.synchronize()
             return lambda: out
         return _Fetched(self, source, out)
 
@@ -162,7 +167,12 @@ class CupyDevice(Device):
             to, kind = buffer.ctypes.data, self._runtime.memcpyDeviceToHost
             self._runtime.memcpyAsync(to, address(a), a.nbytes, kind, self._aside.ptr)
         event = self._event(self._aside)
-        return lambda: event.synchronize()
+
+        def wait() -> None:
+            with self.waiting():
+                event.synchronize()
+
+        return wait
 
     def copy_in(self, buffer: npt.NDArray[Any], out: Array) -> Event:
         self._aside.wait_event(self.record())  # kernels may have used that memory until now
@@ -191,7 +201,8 @@ class CupyDevice(Device):
             self.stream.wait_event(event)
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        with self.waiting():
+            self.stream.synchronize()
 
     def mark(self) -> Any:
         event = self.cupy.cuda.Event()
@@ -199,8 +210,9 @@ class CupyDevice(Device):
         return event
 
     def elapsed(self, start: Any, end: Any) -> float:
-        start.synchronize()
-        end.synchronize()
+        with self.waiting():
+            start.synchronize()
+            end.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(start, end)) * 1e-3
 
 
@@ -233,14 +245,16 @@ class _Fetched:
     """A copy to the host under way. Its memory there is used again once it has been read, or has ended unread."""
 
     def __init__(self, device: CupyDevice, source: Array, out: npt.NDArray[Any]) -> None:
-        self._pinned, self._out = device.pinned, out
-        self._piece: npt.NDArray[np.uint8] | None = device.pinned.take(out.nbytes)
+        self._pinned, self._waiting, self._out = device.pinned, device.waiting, out
+        self._piece: npt.NDArray[np.uint8] | None = None
+        self._piece = device.pinned.take(out.nbytes)
         device._copy(self._piece.ctypes.data, address(source), out.nbytes, device._runtime.memcpyDeviceToHost)
         self._event = device.record()
 
     def __call__(self) -> npt.NDArray[Any]:
         if self._piece is not None:
-            self._event.synchronize()
+            with self._waiting():
+                self._event.synchronize()
             np.copyto(self._out, self._piece[: self._out.nbytes].view(self._out.dtype).reshape(self._out.shape))
             self._pinned.give(self._piece)
             self._piece = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,4 +35,11 @@ class CupyEngine(Updates, Engine):
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None, tf32: bool = False) -> None:
         Engine.__init__(self, dtype, threads)
         Updates.__init__(self)
+        self._device = self.cupy.cuda.Device()
         self.tf32 = tf32
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """In this block the engine's device is the calling thread's."""
+        self._device.use()
+        yield

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import Any
 
 from lbpar.errors import EngineError
+from lbpar.threads import local_rank
 
 OLDEST = 14
 """First CuPy that has arrays of bfloat16 and runs CUDA 12 and 13."""
@@ -15,7 +17,7 @@ _ELSE = "or choose engine.name: onednn or numpy"
 
 
 def load() -> Any:
-    """The module `cupy`, on a machine with a device.
+    """The module `cupy`, with this rank's device as the current one: ranks of a node take turns among those that are visible.
 
     Raises
     ------
@@ -38,6 +40,7 @@ def load() -> Any:
         raise EngineError(_silent(str(error))) from error
     if not found:
         raise EngineError(_silent("no device"))
+    cupy.cuda.Device(local_rank() % found).use()
     return cupy
 
 
@@ -51,6 +54,11 @@ def _silent(error: str) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
     return f"engine.name: cupy: no GPU can be used here ({error}{shown}): ask the batch system for one, {_ELSE}."
+
+
+def place(cupy: Any) -> str:
+    """Where the current device is: two ranks that say the same share it."""
+    return f"{platform.node()} {cupy.cuda.Device().pci_bus_id}"
 
 
 def device_name(cupy: Any) -> str:

@@ -36,6 +36,10 @@ class Device:
         return f"{properties['major']}{properties['minor']}"
 
     @property
+    def pci_bus_id(self) -> str:
+        return f"0000:{self.id:02x}:00.0"
+
+    @property
     def mem_info(self) -> tuple[int, int]:
         return runtime.memGetInfo()
 

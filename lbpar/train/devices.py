@@ -1,0 +1,82 @@
+"""How arrays of devices travel between the ranks of a job: chosen by all ranks together, and said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from lbpar.config.engine import EngineConfig
+from lbpar.errors import CommError, LbparError
+from lbpar.transport.base import Transport
+from lbpar.transport.nccl import NcclTransport, load_nccl
+
+log = logging.getLogger(__name__)
+
+Facts = Mapping[str, str]
+"""Of a rank: ``place`` of its device, empty without one, and ``missing``, why it cannot use NCCL."""
+
+
+def over_devices(transport: Transport, config: EngineConfig) -> Transport:
+    """The transport for arrays of the engine of a run file. Collective over all ranks.
+
+    Raises
+    ------
+    CommError
+        NCCL is asked for and cannot be used; on all ranks alike.
+    """
+    if config.name != "cupy" or transport.size == 1 or transport.direct:
+        return transport
+    way, why = choice(config.transport, transport.allgather_obj(_facts()))
+    if transport.rank == 0:
+        log.info("transport: %s (%s)", way, why)
+    if way == "host":
+        return transport
+    moved = NcclTransport(transport)
+    moved.connect()
+    return moved
+
+
+def choice(wanted: str, facts: Sequence[Facts]) -> tuple[str, str]:
+    """``nccl`` or ``host``, and why.
+
+    Parameters
+    ----------
+    wanted : "auto", "nccl" or "host"
+    facts : of all ranks
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, fact in enumerate(facts):
+        ranks.setdefault(fact["place"], []).append(rank)
+    shared = {place: found for place, found in ranks.items() if place and len(found) > 1}
+    if shared:
+        place, found = next(iter(shared.items()))
+        log.warning("engine: ranks %s share the GPU %s and take turns on it", found, place)
+    if wanted == "host":
+        return "host", "as the run file says"
+    missing = [(rank, fact["missing"]) for rank, fact in enumerate(facts) if fact["missing"]]
+    if shared:
+        why = f"ranks {found} share the GPU {place}, which NCCL does not allow"
+    elif missing:
+        why = f"rank {missing[0][0]}: {missing[0][1]}"
+    else:
+        return "nccl", "each rank has a GPU of its own"
+    if wanted == "nccl":
+        raise CommError(
+            f"engine.transport: nccl cannot be used: {why}. Start one process for each GPU, see that each sees a GPU of its own "
+            "(CUDA_VISIBLE_DEVICES), or choose engine.transport: host."
+        )
+    return "host", why
+
+
+def _facts() -> Facts:
+    from lbpar.engine.cupy import library  # which loads CuPy
+
+    try:
+        place = library.place(library.load())
+    except LbparError as error:
+        return {"place": "", "missing": str(error)}
+    try:
+        load_nccl()
+    except LbparError as error:
+        return {"place": place, "missing": str(error)}
+    return {"place": place, "missing": ""}
