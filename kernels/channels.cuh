@@ -61,7 +61,6 @@ __device__ __forceinline__ void merge_rows(double (&mine)[N][K], i64& count, con
     const int t = threadIdx.x;
     for (int rows = p.rows; rows > 1; rows = (rows + 1) / 2) {
         const int half = (rows + 1) / 2;
-        __syncthreads();
         if (p.active && p.row >= half && p.row < rows) {
             counts[t] = count;
 #pragma unroll

@@ -88,10 +88,10 @@ def test_sums_of_ranks_are_added(kernels: tuple[str, Emulator]) -> None:
     """Blocks of different sizes about one shift, merged by adding, give the variance of the whole, far from the shift as well."""
     kind, module = kernels
     x = (normal(0, (300, 8), kind) + KINDS[kind](4)).astype(KINDS[kind])
-    shift = np.full(8, -1e5)
+    shift = np.full(8, -1e8)
     sums = sum(sums_of(module, kind, np.ascontiguousarray(part), shift) for part in np.split(x, [10, 150, 280]))
-    _, _, var = ENGINE.norm_moments(sums, shift, 300, 0.0)
-    np.testing.assert_allclose(var, wide(x).var(axis=0), rtol=20 * tolerance(kind))
+    _, _, var = ENGINE.norm_moments(sums, shift, 300, 1e-9)
+    np.testing.assert_allclose(var, wide(x).var(axis=0), rtol=max(1e-9, 20 * tolerance(kind)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -158,6 +158,18 @@ def test_backward(kernels: tuple[str, Emulator], shape: tuple[int, int], plain: 
             wide(x), wide(g), mean, invstd, None if extra is None else scale, expected, rows + 1
         )
         assert_close(dx, wanted + (0 if extra is None else wide(extra)[:, :c]), kind, 8)
+
+
+def test_gradient_sums_where_the_mean_is_large(kernels: tuple[str, Emulator]) -> None:
+    """Deviations are taken from the mean as it is, not from the mean in the type of x."""
+    kind, module = kernels
+    mean = np.full(8, 1000 + 1 / 3)
+    x = (mean + normal(0, (300, 8), "double") * 16).astype(KINDS[kind])
+    dy, partial, sums = np.ones((300, 8), x.dtype), np.full((1, 2, 8), np.nan), np.full((2, 8), np.nan)
+    args = [partial, 0, x, 0, dy, 0, mean, *i64(300, 8, 300)]
+    module.launch(f"norm_backward_partials<{kind}, false>", (1, 1), BLOCK, args)
+    module.launch(f"norm_backward_sums<{parameters(kind)}>", (1,), BLOCK, [sums, partial, mean, np.ones(8), *i64(8, 1)])
+    np.testing.assert_allclose(sums[1], (wide(x) - mean).sum(axis=0), atol=5e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 3])

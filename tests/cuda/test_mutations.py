@@ -1,0 +1,87 @@
+"""Kernels with a fault put in: the tests of each must notice. (What a test cannot fail it does not test.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.engine.base import LocalWindow
+from tests.cuda import test_dropout, test_losses, test_norm, test_pack, test_pointwise, test_pooling, test_updates
+from tests.cuda.emulator import EmulationError, Emulator, compiler_found
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")]
+
+W = LocalWindow
+POOL = ((2, 9, 8, 3), (W(3, 2, 1, 1), W(2, 2)), (5, 4))
+NOTICED = (AssertionError, EmulationError)
+
+Check = Callable[[Emulator], Any]
+
+
+def of_kind(test: Callable[..., Any], *args: Any) -> Check:
+    return lambda module: test(("float", module), *args)
+
+
+def dropout(module: Emulator) -> None:
+    test_dropout.test_same_bits_as_on_the_cpu(module, 0.5)
+
+
+def in_both_orders(check: Check) -> Check:
+    """Threads from first to last, and from last to first."""
+
+    def run(module: Emulator) -> None:
+        launch = module.launch
+        for order in (0, 1):
+            module.launch = lambda *a, order=order, **k: launch(*a, order=order, **k)  # type: ignore[method-assign]
+            check(module)
+
+    return run
+
+
+SHAPE = (301, 16)
+CASES: list[tuple[str, list[str], str, str, Check]] = [
+    # what a wrong step reads or writes
+    ("pack.cu", test_pack.NAMES, "o.from += i * p.from_step[d];", "o.from += i * p.to_step[d];", lambda m: test_pack.test_parts_go_to_a_buffer_and_back(m, np.float32, test_pack.CUTS[0])),
+    ("pack.cu", test_pack.NAMES, "all.first_tile[k + 1] <=", "all.first_tile[k + 1] <", lambda m: test_pack.test_all_pieces_of_a_move_in_one_launch(m)),
+    ("pack.cu", test_pack.NAMES, "(rows.written ? row : i) * p.to_step[d]", "i * p.to_step[d]", lambda m: test_pack.test_listed_rows(m, "float")),
+    # statistics
+    ("norm.cu", test_norm.names("float"), "a[1] += b[1] + distance * distance * share", "a[1] += b[1] + distance * share", of_kind(test_norm.test_statistics, SHAPE, 0.0)),
+    ("norm.cu", test_norm.names("float"), "        __syncthreads();\n        if (p.active && p.row < rows - half) {", "        if (p.active && p.row < rows - half) {", in_both_orders(of_kind(test_norm.test_statistics, SHAPE, 0.0))),
+    ("norm.cu", test_norm.names("float"), "(static_cast<A>(m) - m) * mine[0][0]", "0", of_kind(test_norm.test_gradient_sums_where_the_mean_is_large)),
+    ("norm.cu", test_norm.names("float"), "if (RELU && v <= 0) v = 0;", "", of_kind(test_norm.test_apply, SHAPE, False)),
+    ("norm.cu", test_norm.names("float"), "rest + (p.high * q.low + p.low * q.high)", "0", lambda m: test_norm.test_sums_of_ranks_are_added(("float", m))),
+    # pooling
+    ("pooling.cu", test_pooling.names("float"), "first < 0 || v > best[j]", "first < 0 || v >= best[j]", of_kind(test_pooling.test_max, POOL, "int", False)),
+    ("pooling.cu", test_pooling.names("float"), "if (v > best[j] || v != v) best[j]", "if (v > best[j]) best[j]", of_kind(test_pooling.test_max, POOL, "int", True)),
+    ("pooling.cu", test_pooling.names("float"), "o * s.stride[d] == from && o < s.out[d]", "o < s.out[d]", of_kind(test_pooling.test_avg, POOL)),
+    # losses
+    ("losses.cu", test_losses.losses_names("float"), "(c < t && d == own)", "(c <= t && d == own)", of_kind(test_losses.test_cross_entropy_over_split_classes, (41, 17), 8, 0.0)),
+    ("losses.cu", test_losses.losses_names("float"), "if (c == t) g -= hit;", "if (c == t + class_start) g -= hit;", of_kind(test_losses.test_cross_entropy_over_split_classes, (41, 17), 8, 0.1)),
+    ("softmax.cu", test_losses.softmax_names("float"), "row - row % (32 / WIDTH) < rows", "row < rows", of_kind(test_losses.test_softmax, (41, 17), 8)),
+    # dropout
+    ("dropout.cu", ["dropout<float, i32>"], "round < 10", "round < 9", dropout),
+    ("dropout.cu", ["dropout<float, i32>"], "if (index >> 2 != counter)", "if (j == 0)", dropout),
+    # updates
+    ("updates.cu", test_updates.names(), "table[middle].first_chunk <= static_cast<i64>(blockIdx.x)", "table[middle].first_chunk < static_cast<i64>(blockIdx.x)", lambda m: test_updates.test_adam(m, test_updates.State("float", "float"))),
+    ("updates.cu", test_updates.names(), "d = nesterov ? multiply_add(v, move, d) : v;", "d = v;", lambda m: test_updates.test_sgd(m, test_updates.State("float", "float"), 0.9, True)),
+    ("updates.cu", test_updates.names(), "if (!finite) *bad = 1;", "", lambda m: test_updates.test_loss_scaling(m, ("float", "float"), np.inf)),
+    # pointwise
+    ("pointwise.cu", test_pointwise.names("float"), "v > 0 || v != v ? v : Acc<T>(0)", "v > 0 ? v : Acc<T>(0)", of_kind(test_pointwise.test_activations, "relu", 1003, 0)),
+    ("pointwise.cu", test_pointwise.names("float"), "for (i64 i = done + grid_thread();", "for (i64 i = done + 1 + grid_thread();", of_kind(test_pointwise.test_activations, "sigmoid", 1003, 0)),
+]  # fmt: skip
+
+
+def kernels(file: str, names: list[str], old: str | None = None, new: str = "") -> Emulator:
+    return Emulator(file, names, replace={} if old is None else {old: new})
+
+
+@pytest.mark.parametrize(
+    "file,names,old,new,check", CASES, ids=[f"{c[0]}: {c[2].split()[0]}... {i}" for i, c in enumerate(CASES)]
+)
+def test_is_noticed(file: str, names: list[str], old: str, new: str, check: Check) -> None:
+    check(kernels(file, names))
+    with pytest.raises(NOTICED):
+        check(kernels(file, names, old, new))
