@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
-from lbpar.engine.cupy.launch_conv import usual_names
+from lbpar.engine.cupy.launch_conv import usual_kernels
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.cupy.tiles import Card
 from tests.cuda.nvrtc import ARCHITECTURES, Resources, compile_kernels
@@ -14,10 +15,16 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"
 START, END = "<!-- table -->", "<!-- end -->"
 
 
+@cache
+def usual(architecture: str) -> dict[str, dict[str, int]]:
+    """Per file, the tiled kernels that usual layers launch, with the shared memory that they ask for."""
+    return usual_kernels(Card(architecture=int(architecture.removeprefix("sm_"))))
+
+
 def groups_of(architecture: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     """What is compiled ahead, and what the tiled kernels launch for usual layers: a group for each kernel and element type."""
     groups = dict(GROUPS)
-    for file, names in usual_names(Card(architecture=int(architecture.removeprefix("sm_")))).items():
+    for file, names in usual(architecture).items():
         kinds = dict.fromkeys(name.split(",")[0].rstrip(">") for name in names)
         groups[file] = tuple(tuple(n for n in names if n.split(",")[0].rstrip(">") == kind) for kind in kinds)
     return groups
@@ -34,7 +41,8 @@ def rows_of(file: str) -> list[str]:
     for name, rows in found.items():
         registers = [str(max(r.registers for r in rows if r.architecture == a)) for a in ARCHITECTURES]
         kinds = len({(r.name, r.architecture) for r in rows}) // len(ARCHITECTURES)
-        shared, spilled = max(r.shared for r in rows), max(r.spilled + r.stack for r in rows)
+        dynamic = max(usual(r.architecture).get(file, {}).get(r.name, 0) for r in rows)
+        shared, spilled = dynamic + max(r.shared for r in rows), max(r.spilled + r.stack for r in rows)
         lines.append(f"| {file} | `{name}` | {kinds} | {' | '.join(registers)} | {shared:,} | {spilled} |")
     return lines
 

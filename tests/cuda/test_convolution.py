@@ -186,6 +186,13 @@ def test_offsets_stay_below_the_limit(limit: int) -> None:
     cases.check(defines={"EMULATED_INT_LIMIT": limit})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1500, 6000])
+def test_offsets_of_random_geometries_stay_below_the_limit(limit: int) -> None:
+    cases = random_cases("float32", 21, 40, replace(CARD, int_limit=limit))
+    cases.check(defines={"EMULATED_INT_LIMIT": limit})
+
+
 def test_a_wrong_choice_of_index_is_found() -> None:
     cases = Cases("float32").add("same", SHAPES["same"], ("y",))
     with pytest.raises(EmulationError, match="32-bit arithmetic"):

@@ -147,6 +147,13 @@ def test_faults_are_found(fault: str) -> None:
 
 
 @pytest.mark.slow
+def test_offsets_stay_below_the_limit() -> None:
+    cases, pairs = cases_of("float32", Card(tiles=SMALL, int_limit=6000), [(72, 68, 48), (8, 136, 56)], EVERY, batch=2)
+    assert {job.launches[0].name.split(", ")[1] for job, _ in cases} == {"i32", "i64"}
+    check(cases, pairs, defines={"EMULATED_INT_LIMIT": 6000})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("math", "arch"), ALL)
 def test_all_tiles(math: str, arch: int, tile: tuple[int, int, int]) -> None:

@@ -353,8 +353,8 @@ def _tiled(
     return Job((first, second), cut.splits * count * math_.sum_bytes)
 
 
-def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
-    """Name expressions per file that the layers of usual networks launch: what to compile ahead, and to check."""
+def usual_kernels(card: Card) -> dict[str, dict[str, int]]:
+    """What the layers of usual networks launch: per file, name expressions with the shared memory that they are given, in bytes."""
     flat, deep = (LocalWindow(3, 1, 1, 1),) * 2, (LocalWindow(3, 1, 1, 1),) * 3
     halved, first = (LocalWindow(3, 2, 1, 1),) * 2, (LocalWindow(7, 2, 1, 3),) * 2
     layers = [
@@ -366,7 +366,7 @@ def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
         Geometry.of(64, (56, 56), (56, 56), flat, 128, 128, 128),
         Geometry.of(1, (128,) * 3, (128,) * 3, deep, 1, 32, 32),
     ]
-    found: dict[str, dict[str, None]] = {}
+    found: dict[str, dict[str, int]] = {}
     for math_ in MATHS.values():
         jobs = [
             make(math_, card, g) for g in layers for make in (conv_forward, conv_backward_data, conv_backward_weights)
@@ -377,5 +377,5 @@ def usual_names(card: Card) -> dict[str, tuple[str, ...]]:
         ]
         jobs.append(conv_rims(math_, card, layers[1], [[(0, 1), (0, 56)]]))
         for launch in (launch for job in jobs for launch in job.launches):
-            found.setdefault(launch.source, {})[launch.name] = None
-    return {file: tuple(sorted(names)) for file, names in found.items()}
+            found.setdefault(launch.source, {})[launch.name] = launch.shared_bytes
+    return found
