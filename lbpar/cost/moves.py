@@ -6,7 +6,7 @@ after share them: dimensions that are alike in this have one number (their *case
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from math import prod
@@ -193,6 +193,7 @@ class MovePrices:
         self._stages = np.zeros((0, 4 + MOST_DIMS), np.int64)
         self._counts = [1, 0]  # transitions and stages so far
         self._prices: dict[tuple[tuple[int, ...], int], Made] = {}
+        self._moves: dict[tuple[Move, int], float] = {}
 
     def _group(self, axes: int) -> int:
         """The number of groups over links like those of these axes."""
@@ -219,10 +220,17 @@ class MovePrices:
         group, ways, copies = by_value(self._group, s.axes), self.ways[s.axes], self.ways[s.axes & ~goal]
         return [KINDS.index(s.kind), group, ways, copies, *self.volumes.cases(s)]
 
-    def stage(self, s: Stage, shape: tuple[int, ...], item: int) -> Floats:
-        """Seconds of one stage of one transition, or of many."""
-        columns = np.stack(np.broadcast_arrays(*self._columns(s)))
-        return self.stage_seconds(shape, item, columns.reshape(len(columns), -1)).reshape(columns.shape[1:])
+    def of_moves(self, asked: Collection[tuple[Move, int]]) -> list[float]:
+        """Seconds of moves with so many bytes per element; those of one shape are priced at once."""
+        new: dict[tuple[tuple[int, ...], int], list[Move]] = {}
+        for move, item in dict.fromkeys(asked):
+            if (move, item) not in self._moves:
+                new.setdefault((move.src.shape, item), []).append(move)
+        for (shape, item), moves in new.items():
+            columns = np.array([self._columns(_stage(m)) for m in moves]).T
+            for m, seconds in zip(moves, self.stage_seconds(shape, item, columns), strict=True):
+                self._moves[m, item] = float(seconds)
+        return [self._moves[m] for m in asked]
 
     def between(self, src: Ints, dst: Ints) -> Ints:
         """Numbers of the transitions from some layouts to others, by the numbers of these; 0 where nothing moves."""
@@ -348,5 +356,5 @@ def busiest(move: Move) -> Volume:
 @lru_cache(maxsize=1 << 15)
 def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
     """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
-    seconds = float(move_prices(machine, move.src.grid).stage(_stage(move), move.src.shape, item))
+    (seconds,) = move_prices(machine, move.src.grid).of_moves([(move, item)])
     return seconds, busiest(move).elements * item, busiest(move).messages

@@ -14,7 +14,7 @@ from math import prod
 from lbpar.config.optimizers import OPTIMIZERS
 from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
-from lbpar.cost.moves import move_price
+from lbpar.cost.moves import move_price, move_prices
 from lbpar.cost.traffic import longest
 from lbpar.graph.loops import Kernel
 from lbpar.layout.exchange import allreduce_volume
@@ -127,6 +127,8 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
     optimizer : str
         A key of `SLOTS`.
     """
+    moves = [(m.move, item_bytes(program.buffers[m.src].dtype, dtype)) for m in program.moves]
+    move_prices(machine, program.plan.grid).of_moves(moves)  # all at once, which is faster
     return Price(tuple(_step(s, program, machine, dtype, optimizer) for s in program.steps))
 
 

@@ -201,7 +201,7 @@ class _Pairs(NamedTuple):
     first: np.ndarray
 
 
-@lru_cache(maxsize=1 << 9)
+@lru_cache(maxsize=1 << 7)
 def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> _Pairs:
     """What ranks hold by a cut along ``x`` and want by one along ``y``, in groups over ``moved``: all, or so many that at most
     `SAMPLED_PAIRS` of them and members are compared."""

@@ -54,6 +54,13 @@ class Grid:
                 break
         return cls(tuple(sizes))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.sizes)
+
     @cached_property
     def size(self) -> int:
         """Number of processes P."""
@@ -68,7 +75,7 @@ class Grid:
             s *= n
         return tuple(out)
 
-    @property
+    @cached_property
     def axes(self) -> Axes:
         """All axis numbers, fastest first."""
         return tuple(range(len(self.sizes)))

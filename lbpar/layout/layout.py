@@ -205,7 +205,7 @@ def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ..
     return (*operand.varying, *summed) if written else operand.varying
 
 
-@lru_cache(maxsize=1 << 8)
+@lru_cache(maxsize=1 << 7)
 def _nested(extent: int, sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
     """First and last+1 index of the blocks that nested cuts make, those of the last cut next to each other."""
     if not sizes:
@@ -215,7 +215,7 @@ def _nested(extent: int, sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
     return lo.reshape(-1), hi.reshape(-1)
 
 
-@lru_cache(maxsize=1 << 8)
+@lru_cache(maxsize=1 << 7)
 def blocks(dim: Dim, grid: Grid) -> tuple[Ints, Ints]:
     """First and last+1 index held at all coordinates along the axes of a dimension of one factor, the last axis running fastest.
 

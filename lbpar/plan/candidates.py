@@ -20,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from operator import le
+
+import numpy as np
 
 from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.layout import Ints
 
 SPATIAL = ("D", "H", "W")
 OpGrid = dict[str, Axes]
@@ -54,14 +56,13 @@ def planning_grid(procs: int, most_axes: int = MOST_AXES) -> Grid:
         step += 1
 
 
-def _splits(count: int, loops: int) -> Iterator[tuple[int, ...]]:
-    """Ways to deal ``count`` equal axes to ``loops`` loops, some left over."""
+@lru_cache(maxsize=256)
+def _splits(count: int, loops: int) -> Ints:
+    """Ways to deal ``count`` equal axes to ``loops`` loops, some left over: a row each."""
     if loops == 0:
-        yield ()
-        return
-    for first in range(count + 1):
-        for rest in _splits(count - first, loops - 1):
-            yield (first, *rest)
+        return np.zeros((1, 0), np.int64)
+    rows = [(first, _splits(count - first, loops - 1)) for first in range(count + 1)]
+    return np.concatenate([np.insert(rest, 0, first, axis=1) for first, rest in rows])
 
 
 def candidates(
@@ -115,34 +116,37 @@ def _candidates(
 ) -> tuple[OpGrid, ...]:
     """Deal the axes of each size to the loops in every way that ``most`` (parts per loop) allows."""
     names = (*slow, *fast)
+    if not names:
+        return ({},)
     by_size: dict[int, list[int]] = {}
     for a in reversed(grid.axes):  # slowest first
         if grid.sizes[a] > 1:
             by_size.setdefault(grid.sizes[a], []).append(a)
-    dealt: list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = [((), tuple(1 for _ in names))]
+    dealt, ways = np.zeros((1, 0, len(names)), np.int64), np.ones((1, len(names)), np.int64)
     for size, axes in by_size.items():
-        splits = list(_splits(len(axes), len(names)))
-        longer = [((*done, split), _times(ways, size, split)) for done, ways in dealt for split in splits]
-        dealt = [(done, ways) for done, ways in longer if all(map(le, ways, most))]
-    out: dict[tuple[tuple[str, Axes], ...], OpGrid] = {}
+        split = _splits(len(axes), len(names))
+        longer = (ways[:, None] * size ** split[None]).reshape(-1, len(names))
+        fits = np.flatnonzero((longer <= np.array(most)).all(1))
+        before, last = np.divmod(fits, len(split))
+        dealt, ways = np.concatenate([dealt[before], split[last][:, None]], 1), longer[fits]
     at = {n: i for i, n in enumerate(names)}
-    for numbers, ways in dealt:
-        if any(ways[at[b]] > ways[at[a]] for a, b in ordered) or any(most[at[n]] % ways[at[n]] for n in even):
-            continue
+    good = np.ones(len(ways), bool)
+    for first, later in ordered:
+        good &= ways[:, at[later]] <= ways[:, at[first]]
+    for loop in even:
+        good &= most[at[loop]] % ways[:, at[loop]] == 0
+    out: dict[tuple[tuple[str, Axes], ...], OpGrid] = {}
+    for numbers in dealt[good].tolist():
         for made in _assign(slow, fast, list(by_size.values()), numbers, weightless):
             out[tuple(sorted(made.items()))] = made
     return tuple(out.values())
-
-
-def _times(ways: tuple[int, ...], size: int, split: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(w * size**k for w, k in zip(ways, split, strict=True))
 
 
 def _assign(
     slow: Sequence[str],
     fast: Sequence[str],
     by_size: list[list[int]],
-    dealt: tuple[tuple[int, ...], ...],
+    dealt: Sequence[Sequence[int]],
     weightless: bool,
 ) -> Iterator[OpGrid]:
     """Axes for the dealt numbers: one grid, or one per order of the fast loops."""

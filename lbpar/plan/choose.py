@@ -9,7 +9,7 @@ with the fewest moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -108,7 +108,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Settings:
-    """How plans of one run are priced."""
+    """How plans of one run are priced; equal plans are lowered once."""
 
     graph: Graph
     batch: int
@@ -116,13 +116,18 @@ class Settings:
     dtype: str
     optimizer: str
     prefetch: int = PREFETCH
+    known: list[Outcome] = field(default_factory=list)
 
     def outcome(self, name: str, plan: Plan) -> Outcome:
         """Lower and price a plan."""
+        for o in self.known:
+            if o.plan == plan:
+                return replace(o, name=name)
         program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES)
         priced = price(program, self.machine, self.dtype, self.optimizer)
         held = memory(program, self.dtype, self.optimizer, self.prefetch)
-        return Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine))
+        self.known.append(Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine)))
+        return self.known[-1]
 
 
 def choose_plan(

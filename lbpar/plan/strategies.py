@@ -11,6 +11,7 @@ from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Operand
 from lbpar.graph.op import Input
 from lbpar.layout.grid import Axes, Grid
+from lbpar.program.lowering import forward_kernels
 from lbpar.program.plan import OpGrid, Plan
 
 Rule = Callable[["Walk", Node], OpGrid]
@@ -38,7 +39,7 @@ class Walk:
     def operand(self, name: str, value: str) -> Operand | None:
         """How a node's forward pass indexes one of its values."""
         node = self.graph[name]
-        for k in node.op.forward(self.graph.input_shapes(name, self.batch), True):
+        for k in forward_kernels(node.op, self.graph.input_shapes(name, self.batch), True):
             for o in (*k.reads, *k.writes):
                 if o.value == value:
                     return o

@@ -25,7 +25,7 @@ from lbpar.plan.candidates import OpGrid, candidates
 from lbpar.plan.fusions import Fusion, fusions
 from lbpar.plan.group import Group
 from lbpar.plan.pricing import NodeTable, Pricing
-from lbpar.program.lowering import Copy, wanted_gradients
+from lbpar.program.lowering import Copy, backward_kernels, wanted_gradients
 from lbpar.solver.search import EdgeTable
 
 #: Idle axes are considered where computation takes at most so many times the best.
@@ -159,7 +159,7 @@ class _Builder:
 
     def _keeps(self, node: Node) -> frozenset[str]:
         """Inputs that a node's backward pass reads."""
-        kernels = node.op.backward(self.graph.input_shapes(node.name, self.batch), self.wanted[node.name])
+        kernels = backward_kernels(node.op, self.graph.input_shapes(node.name, self.batch), self.wanted[node.name])
         read = {o.value for k in kernels for o in k.reads}
         return frozenset(x for i, x in enumerate(node.inputs) if f"x{i}" in read)
 

@@ -209,7 +209,7 @@ class Lowering:
 
     def node_forward(self, node: Node) -> None:
         xs = self.xs[node.name]
-        kernels = _forward(node.op, xs, self.training)
+        kernels = forward_kernels(node.op, xs, self.training)
         for k in (*kernels, *_update(node.op, xs)):
             for o, layout in zip(k.reads, self.layouts(node, k)[0], strict=True):
                 name = f"{node.name}.{o.value}"
@@ -240,7 +240,7 @@ class Lowering:
                 self.gather_dy(node, parts.pop(node.name))
 
     def node_backward(self, node: Node, wanted: frozenset[str], parts: dict[str, list[Copy]]) -> None:
-        for k in _backward(node.op, self.xs[node.name], wanted):
+        for k in backward_kernels(node.op, self.xs[node.name], wanted):
             for short, buffer in self.kernel(node, k).items():
                 self._deliver(node, k, short, buffer, parts)
 
@@ -277,7 +277,7 @@ class Lowering:
 
     def grad_layout(self, node: Node) -> Layout:
         """Where a node wants its dy: the layout in which it wrote y, complete."""
-        for k in _forward(node.op, self.xs[node.name], self.training):
+        for k in forward_kernels(node.op, self.xs[node.name], self.training):
             for o, layout in zip(k.writes, self.layouts(node, k)[1], strict=True):
                 if o.value == "y":
                     return layout.complete
@@ -323,12 +323,14 @@ def _param_names(op: Op, xs: tuple[Shape, ...]) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _forward(op: Op, xs: tuple[Shape, ...], training: bool) -> tuple[Kernel, ...]:
+def forward_kernels(op: Op, xs: tuple[Shape, ...], training: bool) -> tuple[Kernel, ...]:
+    """`Op.forward`."""
     return op.forward(xs, training)
 
 
 @lru_cache(maxsize=1 << 12)
-def _backward(op: Op, xs: tuple[Shape, ...], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+def backward_kernels(op: Op, xs: tuple[Shape, ...], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+    """`Op.backward`."""
     return op.backward(xs, wanted)
 
 

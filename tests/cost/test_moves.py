@@ -42,12 +42,17 @@ def test_arrays_of_layouts_cost_what_single_transitions_cost(
     m, grid, rng = find_machine(machine), Grid(sizes), np.random.default_rng(0)
     prices = MovePrices(m, grid)
     src, dst = layouts(grid, 30, rng, ghosts=False, partial=True), layouts(grid, 30, rng, ghosts=ghosts, partial=False)
-    (rows, partial), (columns, _) = numbers(src), numbers(dst)
-    table = np.zeros((30, 30))
-    for s in stages(
-        prices.cuts, [d[:, None] for d in rows], [d[None, :] for d in columns], partial[:, None], shape=table.shape
-    ):
-        table.reshape(-1)[s.at] += prices.stage(s, src[0].shape, 4)
+    (rows, partial), (columns, none) = numbers(src), numbers(dst)
+    made = stages(
+        prices.cuts, [d[:, None] for d in rows], [d[None, :] for d in columns], partial[:, None], shape=(30, 30)
+    )
+    table = prices.seconds(src[0].shape, 4, prices.transitions(made, 900)).reshape(30, 30)
+    places = [
+        [prices.cuts.places((*c, p)) for c, p in zip(zip(*d, strict=True), p, strict=True)]
+        for d, p in ((rows, partial), (columns, none))
+    ]
+    between = prices.between(np.array(places[0])[:, None], np.array(places[1])[None, :])
+    assert (prices.seconds(src[0].shape, 4, between) == table).all()
     kinds = set()
     for i, a in enumerate(src):
         for j, b in enumerate(dst):
