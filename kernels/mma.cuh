@@ -2,13 +2,14 @@
 //
 //   acc[m][n] += sum over k of a[m][k] * b[n][k]          m < F::M, n < F::N, k < F::K
 //
-// `Fragments<Math, A_K, B_K>` is one of four classes F with the same members, chosen by the kind of arithmetic and the
+// `Fragments<Math, A_K, B_K>` is one of five classes F with the same members, chosen by the kind of arithmetic and the
 // architecture that is compiled for. A_K says that k runs along rows of a's tile in shared memory (`a[m*pitch + k]`), else m does
 // (`a[k*pitch + m]`); B_K alike. Kinds of arithmetic:
 //
 //   __half, __nv_bfloat16   tensor cores, sums in float; m16n8k16 from sm_80, m8n8k4 (__half only) before that
 //   tf32                    elements are float, rounded to 10 bits of mantissa as they are multiplied; tensor cores from sm_80
-//   float, double           fused multiply-adds without tensor cores: float is exact float32
+//   double                  tensor cores from sm_80
+//   float                   fused multiply-adds without tensor cores: exact float32
 //   what has no tensor cores on an architecture is converted to float and multiplied by fused multiply-adds.
 //
 // Fragments are those of the PTX instructions (PTX ISA, "Matrix fragments for mma"), written as inline PTX: where an element lies
@@ -65,6 +66,11 @@ __device__ __forceinline__ void mma_m8n8k4(float* c, const unsigned* a, const un
 }
 #undef MMA_8
 
+__device__ __forceinline__ void mma_m8n8k4(double* c, double a, double b) {
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
+}
+
 __device__ __forceinline__ unsigned to_tf32(float x) {
     unsigned r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
@@ -78,7 +84,7 @@ template <class Math>
 struct Arithmetic {
     using Element = Math;
     using Sum = Acc<Math>;
-    static constexpr bool FUSED = sizeof(Math) >= 4;  // never on tensor cores
+    static constexpr bool FUSED = sizeof(Math) >= 4;  // more registers than tensor cores take
 };
 template <>
 struct Arithmetic<tf32> {
@@ -145,6 +151,23 @@ struct FragmentsTf32 {
 #pragma unroll
         for (int i = 0; i < 4; ++i) r[i] = to_tf32(__uint_as_float(r[i]));
     }
+};
+
+// Doubles on tensor cores: products and sums are as exact as fused multiply-adds.
+template <bool A_K, bool B_K>
+struct FragmentsDouble {
+    static constexpr int M = 8, N = 8, K = 4, SUMS = 2, UNROLL = 2;
+    using A = double[1];
+    using B = double[1];
+    static __device__ int row(int lane, int) { return lane / 4; }
+    static __device__ int column(int lane, int i) { return lane % 4 * 2 + i; }
+    static __device__ void load_a(A& a, const double* tile, int pitch, int lane) {
+        a[0] = tile[A_K ? lane / 4 * pitch + lane % 4 : lane % 4 * pitch + lane / 4];
+    }
+    static __device__ void load_b(B& b, const double* tile, int pitch, int lane) {
+        b[0] = tile[B_K ? lane / 4 * pitch + lane % 4 : lane % 4 * pitch + lane / 4];
+    }
+    static __device__ void multiply(double (&sums)[SUMS], const A& a, const B& b) { mma_m8n8k4(sums, a[0], b[0]); }
 };
 
 // The first tensor cores (sm_70): an instruction multiplies four pairs of 8x4 matrices, one for each four lanes and the four
@@ -215,6 +238,10 @@ struct Choice<__nv_bfloat16, A_K, B_K> {
 template <bool A_K, bool B_K>
 struct Choice<tf32, A_K, B_K> {
     using Type = FragmentsTf32<A_K, B_K>;
+};
+template <bool A_K, bool B_K>
+struct Choice<double, A_K, B_K> {
+    using Type = FragmentsDouble<A_K, B_K>;
 };
 #else
 template <bool A_K, bool B_K>

@@ -59,7 +59,7 @@ __host__ __device__ constexpr int blocks_of() {
 // Elements of shared memory from one row of an operand's tile to the next.
 template <class T, bool ALONG_K, int ROWS>
 __host__ __device__ constexpr int pitch_of() {
-    return ALONG_K ? 64 / sizeof(T) + (sizeof(T) == 8 ? 4 : 16 / sizeof(T)) : ROWS + 8;
+    return ALONG_K ? 64 / sizeof(T) + (sizeof(T) == 8 ? 4 : 16 / sizeof(T)) : ROWS + (sizeof(T) == 8 ? 4 : 8);
 }
 
 // What one thread copies of an operand's tile: chunks of 16 bytes, one below the other.

@@ -99,7 +99,7 @@ MATHS = {
     "tf32": Math("tf32", "float", 4, 4, 256),
     "float16": Math("__half", "__half", 2, 4, 512),
     "bfloat16": Math("__nv_bfloat16", "__nv_bfloat16", 2, 4, 512),
-    "float64": Math("double", "double", 8, 8, 32),
+    "float64": Math("double", "double", 8, 8, 64),
 }
 """By the name of the element type; "tf32" for float32 arrays that may be multiplied in TF32."""
 
@@ -180,7 +180,7 @@ def shared_bytes(math_: Math, cut: Choice, a_along_k: bool, b_along_k: bool) -> 
     step = 64 // size
     pitch = step + (4 if size == 8 else 16 // size)
     tiles = sum(
-        rows * pitch if along_k else step * (rows + 8)
+        rows * pitch if along_k else step * (rows + min(8, 32 // size))
         for rows, along_k in ((cut.rows, a_along_k), (cut.columns, b_along_k))
     )
     stores = cut.threads // 32 * 16 * 40 * math_.sum_bytes  # a warp stages 16 rows of its sums

@@ -125,6 +125,20 @@ void mma_m8n8k4(float* c, const unsigned* a, const unsigned* b) {
     });
 }
 
+inline void mma_m8n8k4(double* c, double a, double b) {
+    emulated::with_warp(&a, &b, c, [](std::array<emulated::Lane*, 32>& lanes) {
+        double left[8][4], right[4][8];
+        for (size_t l = 0; l < 32; ++l) {
+            left[l >> 2][l % 4] = *static_cast<const double*>(lanes[l]->in[0]);
+            right[l % 4][l >> 2] = *static_cast<const double*>(lanes[l]->in[1]);
+        }
+        for (size_t l = 0; l < 32; ++l)
+            for (size_t i = 0; i < 2; ++i)
+                for (size_t k = 0; k < 4; ++k)
+                    static_cast<double*>(lanes[l]->out)[i] += left[l >> 2][k] * right[k][l % 4 * 2 + i];
+    });
+}
+
 template <bool TRANSPOSED>
 void load_matrices(unsigned (&r)[4], const void* row) {
     if (reinterpret_cast<uint64_t>(row) % 16) emulated::block.fail("ldmatrix from an address that is no multiple of 16");
