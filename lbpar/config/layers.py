@@ -178,6 +178,35 @@ class Norm(Layer):
     )
 
 
+class _SampleNorm(Layer):
+    eps: Positive = Field(default=1e-5, description="Added to the variance.")
+    affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
+
+
+@LAYERS.add
+class InstanceNorm(_SampleNorm):
+    """Normalisation of each channel of each sample, over space. Keeps no running statistics."""
+
+    op: Literal["instance_norm"]
+
+
+@LAYERS.add
+class GroupNorm(Layer):
+    """Normalisation of each group of channels of each sample, over space and the group. Keeps no running statistics."""
+
+    op: Literal["group_norm"]
+    groups: Count = Field(description="Number of groups of neighbouring channels; the channels must divide by it.")
+    eps: Positive = Field(default=1e-5, description="Added to the variance.")
+    affine: Flag = Field(default=True, description="Learn a scale and a shift per channel.")
+
+
+@LAYERS.add
+class LayerNorm(_SampleNorm):
+    """Normalisation of each position of each sample, over the channels. Keeps no running statistics."""
+
+    op: Literal["layer_norm"]
+
+
 @LAYERS.add
 class Relu(Layer):
     """Maximum of x and 0."""

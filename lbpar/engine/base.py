@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from lbpar.engine.device import Array, Float64Array
 from lbpar.engine.rules import Rules
+from lbpar.errors import EngineError
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,34 @@ class Engine(Rules):
         self, x: Array, mean: Array, var: Array, scale: Array | None, bias: Array | None, eps: float
     ) -> Array:
         """`norm_apply` with ``invstd = 1/sqrt(var + eps)``."""
+
+    # Within samples: x is (rows, positions, groups, channels of a group), statistics are per row and group, scale and bias are
+    # (groups, channels of a group). An engine that lacks these kernels says so.
+
+    def sample_norm_sums(self, x: Array) -> Float64Array:
+        """`norm_sums` about 0 of each row and group: float64 (4, rows, groups)."""
+        raise self._lacks("instance, group and layer norm")
+
+    def sample_norm_apply(
+        self, x: Array, mean: Array, invstd: Array, scale: Array | None = None, bias: Array | None = None
+    ) -> Array:
+        """``(x - mean) * invstd * scale + bias``; scale and bias None for 1 and 0."""
+        raise self._lacks("instance, group and layer norm")
+
+    def sample_norm_backward_sums(
+        self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None = None
+    ) -> tuple[Float64Array, Array, Array]:
+        """Sums of g = scale*dy and of g*xhat per row and group, float64 (2, rows, groups); and the gradients of scale and bias."""
+        raise self._lacks("instance, group and layer norm")
+
+    def sample_norm_backward_data(
+        self, count: float, x: Array, dy: Array, mean: Array, invstd: Array, sums: Array, scale: Array | None = None
+    ) -> Array:
+        """``invstd * (g - sums[0]/count - xhat*sums[1]/count)`` with g = scale*dy, sums over all ``count`` values of a row's group."""
+        raise self._lacks("instance, group and layer norm")
+
+    def _lacks(self, what: str) -> EngineError:
+        return EngineError(f"engine.name: {self.name} has no kernels for {what} yet; choose numpy or onednn.")
 
     # -- pointwise -------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ that all blocks share in double-double arithmetic; `Engine.norm_sums` says in wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lbpar.engine.base import Array, Engine, Float64Array
 from lbpar.engine.double_double import Pair, add, leading, plus, times
+from lbpar.engine.windows import blocks
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements converted to float64 at a time: 256 KiB, within a core's own cache."""
@@ -88,6 +89,58 @@ class Norms(Engine):
         dx += ((centre - mean) * slope - factor * sums[0] / count).astype(x.dtype)
         dx += dy * factor.astype(x.dtype)
         return dx
+
+    def sample_norm_sums(self, x: Array) -> Float64Array:
+        if not x.size:
+            return np.zeros((4, x.shape[0], x.shape[2]))
+        origin = x[:, 0, :, 0].astype(np.float64)
+
+        def terms(rows: slice, positions: slice) -> tuple[Float64Array, ...]:
+            difference = x[rows, positions] - origin[rows, None, :, None]
+            return difference, difference * difference
+
+        sums = _sums_per_row(x.shape, 2, terms).sum(axis=-1)
+        return moved(sums, x.shape[1] * x.shape[3], origin, np.zeros_like(origin))
+
+    def sample_norm_apply(
+        self, x: Array, mean: Array, invstd: Array, scale: Array | None = None, bias: Array | None = None
+    ) -> Array:
+        return Norms.norm_apply(self, x, _spread(mean), _spread(invstd), scale, bias)
+
+    def sample_norm_backward_sums(
+        self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None = None
+    ) -> tuple[Float64Array, Array, Array]:
+        centre = _spread(mean)
+
+        def terms(rows: slice, positions: slice) -> tuple[Float64Array, ...]:
+            g = dy[rows, positions].astype(np.float64)
+            return g, (x[rows, positions] - centre[rows]) * g
+
+        sums = _sums_per_row(x.shape, 2, terms)
+        sums[1] *= invstd[..., None]
+        dbias, dscale = (s.sum(axis=0).ravel().astype(x.dtype) for s in sums)
+        return (sums if scale is None else sums * scale).sum(axis=-1), dscale, dbias
+
+    def sample_norm_backward_data(
+        self, count: float, x: Array, dy: Array, mean: Array, invstd: Array, sums: Array, scale: Array | None = None
+    ) -> Array:
+        g = dy if scale is None else dy * scale.astype(dy.dtype)
+        return Norms.norm_backward_data(self, x, g, _spread(mean), _spread(invstd), None, _spread(sums), count)
+
+
+def _spread(statistic: Array) -> Array:
+    """Values of rows and groups, to be broadcast over positions and the channels of a group."""
+    return statistic[..., None, :, None]
+
+
+def _sums_per_row(shape: tuple[int, ...], count: int, terms: Callable[[slice, slice], Sequence[Array]]) -> Float64Array:
+    """Sums over positions of each of ``terms(rows, positions)``, block by block: (count, rows, groups, channels)."""
+    rows, positions, *channels = shape
+    total = np.zeros((count, rows, *channels))
+    for part in blocks((rows, positions), BLOCK_ELEMENTS // max(1, math.prod(channels))):
+        for i, term in enumerate(terms(*part)):
+            total[i, part[0]] += term.sum(axis=1)
+    return total
 
 
 def moved(sums: Float64Array, count: int, origin: Float64Array, shift: Float64Array) -> Float64Array:

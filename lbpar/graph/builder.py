@@ -19,6 +19,7 @@ from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, Sigmoid, Tanh
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
+from lbpar.graph.ops.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
 from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
 from lbpar.text import nearest, shorten
@@ -180,7 +181,7 @@ def _method(layer: type[Layer]) -> Callable[..., str]:
 
 for _op in (
     *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
-    *(LocalResponseNorm, Softmax, ChannelShuffle),
+    *(InstanceNorm, GroupNorm, LayerNorm, LocalResponseNorm, Softmax, ChannelShuffle),
     *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
 ):
     register_op(_op)

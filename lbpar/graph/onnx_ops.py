@@ -64,6 +64,35 @@ def batch_normalization(s: Import, n: OnnxNode) -> Value:
     return s.absorbing(s.made(x, node, False), *also)
 
 
+@imports("InstanceNormalization", "GroupNormalization", "LayerNormalization")
+def sample_norm(s: Import, n: OnnxNode) -> Value:
+    """Normalisation within samples, with one scale and one bias per channel (of groups before opset 21: per group)."""
+    a, kind = n.attributes, n.kind.removesuffix("ization")
+    x = s.tensor(n)
+    c, axis = s.shape(x)[-1], a["axis"] if kind == "LayerNormal" else 1
+    if len(x.dims) < 2 or x.dims[0] != 0 or not s.is_channel(x, axis):
+        raise GraphError(
+            f"its input has shape {s.describe(x)}, expected the channels, and nothing else, in dimension {axis}."
+        )
+    if kind == "LayerNormal" and s.axis(x, axis) != len(x.dims) - 1:
+        raise GraphError(
+            f"it is over the axes from {axis} on of a tensor of shape {s.describe(x)}, expected the channels alone, in the last one."
+        )
+    groups = a["num_groups"] if kind == "GroupNormal" else None
+    scale, bias = s.constant(n, 1, "scale"), s.optional(n, 2, "bias")
+    arrays: dict[str, Array | None] = {"weight": scale, "bias": np.zeros_like(scale) if bias is None else bias}
+    for k, array in arrays.items():
+        assert array is not None
+        if groups and s.file.opset < 21 and array.shape == (groups,) and c % groups == 0:
+            arrays[k] = array = np.repeat(array, c // groups)
+        if array.shape != (c,):
+            raise GraphError(f"its {k} has shape {array.shape}, expected ({c},), one number per channel.")
+    options = {"eps": shortest(a["epsilon"])} | ({"groups": groups} if groups else {})
+    node = s.builder.layer(f"{kind.removesuffix('Normal').lower()}_norm", x.name, s.name(n, n.inputs[1]), **options)
+    s.keep_weights(node, arrays)
+    return s.made(x, node, False)
+
+
 @imports("LRN")
 def local_response_norm(s: Import, n: OnnxNode) -> Value:
     """LRN."""
@@ -323,7 +352,6 @@ INSTEAD = {
     "HardSigmoid": "Sigmoid",
     "HardSwish": "x * sigmoid(x) (SiLU)",
     "Erf": "Relu (as activation)",
-    **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization"), "BatchNormalization"),
     **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
     "ReduceSum": "ReduceMean or GlobalAveragePool",
     **dict.fromkeys(("Slice", "Split", "Gather"), "a Conv per part, or a Conv with a stride"),

@@ -17,7 +17,8 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 _LOWEST = -3e38  # what exporters write for minus infinity in float32
 #: Ops that pass over a pooled value on the way to one that needs it as an image.
 _JOINS = ("Add", "Sum", "Mul", "Concat")
-_PASS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Dropout", "Identity", "BatchNormalization", *_JOINS)
+_NORMS = ("InstanceNormalization", "GroupNormalization", "LayerNormalization")
+_PASS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Dropout", "Identity", "BatchNormalization", *_NORMS, *_JOINS)
 _IMAGE_OPS = ("Conv", "ConvTranspose", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool")
 
 

@@ -228,6 +228,42 @@ def _norm_running(b: Bound) -> Call:
     return call
 
 
+def _sample_norm(b: Bound) -> Call:
+    """Normalisation within samples, on blocks seen as (rows, positions, groups, channels of a group)."""
+    own, (*lead, channels), name = b.attr("own"), box_shape(b.reads[0]), b.kernel.name
+    of_rows = sum(not {"G", "C"}.intersection(loops) for loops in own)  # samples, or samples and positions
+    rows, positions = prod(lead[:of_rows]), prod(lead[of_rows:])
+    groups = channels if ("C",) in own else b.local("G", b.kernel.extent("G")) if ("G",) in own else 1
+    tensor, vector = (rows, positions, groups, channels // max(groups, 1)), (groups, channels // max(groups, 1))
+    forms = {"moments": (3, rows, groups), "dsums": (2, rows, groups), "weight": vector, "bias": vector}
+    reads = [(o.value == "moments", forms.get(o.value, tensor)) for o in b.kernel.reads]
+    shapes = [box_shape(box) for box in b.writes]
+    last = b.attrs("count") if name == "sample_norm_backward_data" else ()
+
+    def call(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
+        args: list[Any] = []
+        for (moments, form), array in zip(reads, arrays, strict=True):
+            shaped = array.reshape(form)
+            args += [shaped[0], shaped[1]] if moments else [shaped]
+        made = getattr(e, name)(*last, *args)
+        made = made if isinstance(made, tuple) else (made,)
+        return tuple(
+            a.reshape(shape) for a, shape in zip(made, shapes, strict=False)
+        )  # gradients of no scale are left out
+
+    return call
+
+
+def _sample_norm_moments(b: Bound) -> Call:
+    (eps, count), shape = b.attrs("eps", "count"), box_shape(b.writes[0])
+
+    def call(e: Engine, _: Context, sums: Array) -> tuple[Array, ...]:
+        flat = sums.reshape(4, prod(shape[1:]))
+        return (e.norm_moments(flat, e.zeros(flat.shape[1:], np.float64), count, eps).reshape(shape),)
+
+    return call
+
+
 # Element-wise ops and moves.
 
 
@@ -331,6 +367,8 @@ BINDERS: dict[str, Binder] = {
     "norm_backward_data_add": _norm_backward_data,
     "norm_param_grads": lambda b: lambda e, _, dsums: (e.copy(dsums[1], e.dtype), e.copy(dsums[0], e.dtype)),
     "norm_running": _norm_running,
+    **{f"sample_norm_{name}": _sample_norm for name in ("sums", "apply", "backward_sums", "backward_data")},
+    "sample_norm_moments": _sample_norm_moments,
     "relu_forward": _method("relu_forward"),
     "relu_backward": _method("relu_backward"),
     "leaky_relu_forward": _method("leaky_relu_forward", "slope"),

@@ -48,14 +48,15 @@ def _small_blocks() -> Graph:
     x = g.relu(g.norm(g.conv(g.input, 16, 3, pad=1)))
     x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
     x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
-    x = g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1])
+    x = g.layer_norm(g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1]))
     return g.build(g.linear(g.flatten(g.conv(x, 16, (1, 2, 2), stride=(1, 2, 2))), 5)).with_loss(CrossEntropy())
 
 
 def _voxels() -> Graph:
     g = GraphBuilder(input=(8, 6, 3), name="voxels")
-    down = g.relu(g.conv(g.input, 4, 3, pad=1))
+    down = g.relu(g.instance_norm(g.conv(g.input, 4, 3, pad=1)))
     up = g.conv_transpose(g.avg_pool(down, 2), 4, 2, stride=2)
+    up = g.group_norm(up, 2)
     return g.build(g.conv(g.concat([down, up]), 3, 1)).with_loss(LOSSES["dice"]())
 
 

@@ -127,3 +127,18 @@ def test_constant_statistics_pass_the_gradient_through(engine, dtype, rng):
     mean, invstd, scale = np.array([1.0, 2, 3]), np.array([0.5, 1, 2]), np.array([1, 2, 3], dtype=dtype)
     got = engine.norm_backward_data(x, dy, mean, invstd, scale, np.zeros((2, 3)), 1)
     close(got, dy * (invstd * scale.astype(np.float64)), dtype)
+
+
+@pytest.mark.parametrize("far", [0, 1e5])
+@pytest.mark.parametrize("shape", [(3, 20, 2, 3), (2, 40000, 3, 1), (500, 1, 1, 7)], ids=str)
+def test_sums_within_samples_add_up_over_positions(engine, dtype, rng, shape, far):
+    """Cut into parts of which one is empty; the oracle is exact, for x - far is."""
+    x = (far + rng.standard_normal(shape)).astype(dtype)
+    half = max(1, shape[1] // 3)
+    parts = [np.ascontiguousarray(x[:, p]) for p in (slice(0, half), slice(half, None), slice(0, 0))]
+    sums = sum(engine.sample_norm_sums(p) for p in parts)
+    count, flat = shape[1] * shape[3], sums.reshape(4, -1)
+    mean, _, var = engine.norm_moments(flat, np.zeros(flat.shape[1]), count, EPS)
+    near = (x.astype(np.float64) - far).swapaxes(1, 2).reshape(-1, count)
+    close(mean, far + near.mean(1), np.float64)
+    np.testing.assert_allclose(var, near.var(1), rtol=1e-10)

@@ -64,6 +64,12 @@ def _apply(node: Node, ins: list[torch.Tensor], own: dict[str, torch.Tensor]) ->
         case "norm":
             y = functional.batch_norm(first(x), own["running_mean"], own["running_var"], w, b, eps=op.eps)
             return last(y)
+        case "instance_norm":
+            return last(functional.instance_norm(first(x), None, None, w, b, True, 0.0, op.eps))
+        case "group_norm":
+            return last(functional.group_norm(first(x), op.groups, w, b, op.eps))
+        case "layer_norm":
+            return functional.layer_norm(x, x.shape[-1:], w, b, op.eps)
         case "linear":
             return functional.linear(x, w, b)
         case "relu":

@@ -188,3 +188,11 @@ def test_wrong_names_and_options_are_explained(name: str, options: dict[str, obj
 def test_too_small_an_input_names_network_and_layer() -> None:
     with pytest.raises(GraphError, match="model vgg11: features.15: max_pool"):
         build_model("vgg11", input=(8, 8, 3))
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("batch", "norm"), ("instance", "instance_norm"), ("group", "group_norm")])
+def test_unets_take_a_norm_by_name(norm: str, kind: str) -> None:
+    for name, shape in (("unet2d", (8, 8, 1)), ("unet3d", (8, 8, 8, 1))):
+        graph = build_model(name, input=shape, depth=2, width=0.25, norm=norm)
+        norms = [n.op for n in graph.ops if n.name.rpartition(".")[2].startswith("norm")]
+        assert len(norms) == 10 and {op.kind for op in norms} == {kind}

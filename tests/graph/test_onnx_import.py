@@ -80,6 +80,36 @@ def test_conv_transpose(attributes: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "kind, opset, sizes, attributes",
+    [
+        ("InstanceNormalization", 17, (4,), {}),
+        ("GroupNormalization", 21, (4,), {"num_groups": 2}),
+        ("GroupNormalization", 18, (2,), {"num_groups": 2}),
+    ],
+)
+def test_norm_within_samples(kind: str, opset: int, sizes: Any, attributes: dict[str, Any], tmp_path: Path) -> None:
+    """The reference counts statistics in float32."""
+    net = Net(("n", 4, 5, 3), opset)
+    graph = check(
+        net,
+        net.add(kind, "x", net.weight(*sizes), net.weight(*sizes), epsilon=1e-3, **attributes),
+        tmp_path,
+        tolerance=1e-6,
+    )
+    assert graph.ops[0].op.eps == 1e-3  # type: ignore[attr-defined]
+
+
+def test_layer_norm_over_the_last_dimension(tmp_path: Path) -> None:
+    net = Net(("n", 4, 5, 3))
+    y = net.add("Transpose", "x", perm=[0, 2, 3, 1])
+    y = net.add("LayerNormalization", y, net.weight(4), net.weight(4), axis=-1, epsilon=1e-3)
+    check(net, net.add("Transpose", y, perm=[0, 3, 1, 2]), tmp_path, tolerance=1e-6)
+    net = Net(("n", 4, 5, 3))
+    with pytest.raises(GraphError, match="expected the channels"):
+        import_onnx(net.save(net.add("LayerNormalization", "x", net.weight(3), axis=-1), tmp_path))
+
+
+@pytest.mark.parametrize(
     "shape, pad, extra",
     [([18, 16], ((1, 0), (1, 0)), (0, 0)), ([17, 14], ((1, 1), (2, 1)), (0, 0)), ([20, 17], ((0, 0), (0, 0)), (1, 0))],
 )

@@ -134,6 +134,31 @@ def test_norm(shape: tuple[int, ...], affine: bool, training: bool) -> None:
     check(around(shape, lambda g, x: g.norm(x, momentum=0.3, eps=1e-3, affine=affine)), training=training)
 
 
+SAMPLE_NORMS = {
+    "instance": ("instance_norm", {}),
+    "groups1": ("group_norm", {"groups": 1}),
+    "groups2": ("group_norm", {"groups": 2}),
+    "groups6": ("group_norm", {"groups": 6}),
+    "layer": ("layer_norm", {}),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("shape", [(4, 5, 6), (3, 4, 5, 6), (5, 6), (6,)], ids=["2d", "3d", "1d", "features"])
+@pytest.mark.parametrize(("kind", "options"), SAMPLE_NORMS.values(), ids=SAMPLE_NORMS.keys())
+def test_norm_within_samples(kind: str, options: dict, shape: tuple[int, ...], affine: bool, training: bool) -> None:
+    if len(shape) == 1 and kind == "instance_norm":
+        with pytest.raises(GraphError, match="more than one position"):
+            around(shape, lambda g, x: g.instance_norm(x))
+    else:
+        check(
+            around(shape, lambda g, x: g.layer(kind, x, eps=1e-3, affine=affine, **options)),
+            training=training,
+            tolerance=1e-10,
+        )
+
+
 @pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "tanh", "flatten"])
 def test_one_input(kind: str) -> None:
     check(around((4, 5, 3), lambda g, x: getattr(g, kind)(x)))

@@ -110,13 +110,26 @@ def transposed() -> tuple[object, Graph]:
     return Net(), g.build(g.linear(g.concat([flat, up, mean]), 5, name="fc"))
 
 
-@pytest.fixture(params=[lenet, vgg, resnet, transposed], ids=lambda f: f.__name__)
+def within_samples() -> tuple[object, Graph]:
+    module = nn.Sequential(
+        *(nn.Conv2d(2, 6, 3), nn.InstanceNorm2d(6, affine=True), nn.ReLU(), nn.GroupNorm(3, 6)),
+        *(nn.Flatten(), nn.LayerNorm(6 * 3 * 2), nn.Linear(36, 5)),
+    )
+    for p in module.parameters():
+        nn.init.normal_(p)
+    g = GraphBuilder((5, 4, 2))
+    x = g.instance_norm(g.conv(g.input, 6, 3, name="0"), name="1")
+    x = g.layer_norm(g.flatten(g.group_norm(g.relu(x), 3, name="3")), name="5")
+    return module, g.build(g.linear(x, 5, name="6"))
+
+
+@pytest.fixture(params=[lenet, vgg, resnet, transposed, within_samples], ids=lambda f: f.__name__)
 def pair(request: pytest.FixtureRequest) -> tuple[object, Graph]:
     torch.manual_seed(3)
     module, graph = request.param()
     module = module.double().eval()
     for m in module.modules():
-        if hasattr(m, "running_mean"):
+        if getattr(m, "running_mean", None) is not None:
             m.running_mean.normal_(0, 0.1)
             m.running_var.uniform_(0.5, 2)
     return module, graph

@@ -11,6 +11,7 @@ import numpy as np
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.norm import Norm
+from lbpar.graph.ops.sample_norm import SampleNorm
 from lbpar.layout.grid import Grid
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import Box, indices
@@ -92,7 +93,7 @@ class Run:
         for name, buffer in self.program.values.items():
             info = self.program.buffers[buffer]
             # How a norm's sums come apart in leading bits and rest depends on the blocks; its moments do not.
-            sums = name.endswith(":sums") and isinstance(self.program.graph[name[:-5]].op, Norm)
+            sums = name.endswith(":sums") and isinstance(self.program.graph[name[:-5]].op, Norm | SampleNorm)
             if info.dtype != "opaque" and not info.layout.has_ghosts and name not in self.varying and not sums:
                 out[name] = buffer
         return out

@@ -121,6 +121,12 @@ def _apply(
                 _first(x), own["running_mean"], own["running_var"], w, b, training, op.momentum, op.eps
             )
             return _last(y)
+        case "instance_norm":
+            return _last(functional.instance_norm(_first(x), None, None, w, b, True, 0.0, op.eps))
+        case "group_norm":
+            return _last(functional.group_norm(_first(x), op.groups, w, b, op.eps))
+        case "layer_norm":
+            return functional.layer_norm(x, x.shape[-1:], w, b, op.eps)
         case "linear":
             return functional.linear(x, w, b)
         case "relu" | "sigmoid":

@@ -5,11 +5,12 @@ The options of a builder are its keyword arguments; their types carry what docs/
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from math import gcd
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lbpar.config.section import MOST, Count, Positive, Shape
+from lbpar.config.section import MOST, Count, Flag, Positive, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.arguments import Ints, Pads
 from lbpar.graph.builder import GraphBuilder
@@ -23,6 +24,16 @@ def about(description: str) -> Any:
 Classes = Annotated[Count, about("Size of the output.")]
 Image = Annotated[Shape, about("Sample shape (H, W, C).")]
 Width = Annotated[Positive, about("Factor of all channel counts.")]
+
+Normalisation = Flag | Literal["batch", "instance", "group"]
+NORMS = "`batch` (or true), `instance`, `group` (of up to 32 groups), or none (false)."
+
+
+def normalised(g: GraphBuilder, x: str, norm: Normalisation, name: str) -> str:
+    """The norm of a kind; groups are as many of 32 as divide the channels."""
+    if norm == "group":
+        return g.group_norm(x, gcd(32, g.shape(x)[-1]), name=name)
+    return g.instance_norm(x, name=name) if norm == "instance" else g.norm(x, name=name)
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:

@@ -20,6 +20,7 @@ from lbpar.graph.loops import Param, Shape
 from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Pointwise
+from lbpar.graph.ops.sample_norm import GroupNorm, LayerNorm
 from lbpar.graph.ops.shape import Concat, Flatten
 from lbpar.graph.ops.weighted import Linear
 from lbpar.text import nearest
@@ -139,7 +140,7 @@ def feature_orders(graph: Graph, flattened: Orders | None = None) -> dict[str, A
             case Flatten() if len(shapes[node.inputs[0]]) > 2:
                 own = _channels_first(shapes[node.inputs[0]]) if flattened is None else flattened[node.name]
                 orders[node.name] = own
-            case Flatten() | Norm() | Softmax():
+            case Flatten() | Norm() | LayerNorm() | Softmax():
                 orders[node.name] = ours[0]
             case Pointwise():
                 if not all(_same(o, ours[0]) for o in ours[1:]):
@@ -149,7 +150,7 @@ def feature_orders(graph: Graph, flattened: Orders | None = None) -> dict[str, A
                 orders[node.name] = ours[0]
             case Concat() if any(o is not None for o in ours):
                 orders[node.name] = _joined(ours, [shapes[i][-1] for i in node.inputs])
-            case LocalResponseNorm() | ChannelShuffle() if ours[0] is not None:
+            case LocalResponseNorm() | ChannelShuffle() | GroupNorm() if ours[0] is not None:
                 raise GraphError(f"{node.name}: its input is flattened, expected the channels of an image.")
             case _:
                 orders[node.name] = None
@@ -178,7 +179,9 @@ def _params(graph: Graph, flattened: Orders | None = None) -> Iterator[tuple[str
     orders = feature_orders(graph, flattened)
     for name, param in graph.params().items():
         node: Node = graph[name.rpartition(".")[0]]
-        reads_features = isinstance(node.op, Norm) or (isinstance(node.op, Linear) and name.endswith(".weight"))
+        reads_features = isinstance(node.op, Norm | LayerNorm) or (
+            isinstance(node.op, Linear) and name.endswith(".weight")
+        )
         yield name, param, orders[node.inputs[0]] if reads_features else None
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from lbpar.config.section import Count, Flag, Shape
+from lbpar.config.section import Count, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.parts import Width, about, scaled
+from lbpar.graph.models.parts import NORMS, Normalisation, Width, about, normalised, scaled
 
 Channels = Annotated[Count, about("Channels of the output.")]
 Depth = Annotated[Count, about("Number of poolings.")]
@@ -21,7 +21,7 @@ def unet2d(
     width: Width = 1.0,
     depth: Depth = 4,
     norm: Annotated[
-        Flag, about("Batch normalisation (which the original lacks) instead of a bias after each 3 x 3 convolution.")
+        Normalisation, about(f"After each 3 x 3 convolution, instead of a bias (the original has none): {NORMS}")
     ] = True,
 ) -> Graph:
     """2-D U-Net: 64 filters at full resolution, twice as many at each of ``depth`` levels below."""
@@ -40,14 +40,14 @@ def unet3d(
     width: Width = 1.0,
     depth: Depth = 3,
     norm: Annotated[
-        Flag, about("Batch normalisation after each 3 x 3 x 3 convolution (which also has a bias, as the original).")
+        Normalisation, about(f"After each 3 x 3 x 3 convolution (which also has a bias, as the original): {NORMS}")
     ] = True,
 ) -> Graph:
     """3-D U-Net: the second convolution of a level doubles the channels, so that no pool is a bottleneck."""
     return _unet(3, classes, input, width, depth, norm)
 
 
-def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm: bool) -> Graph:
+def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm: Normalisation) -> Graph:
     # No extent below 2³¹ is a multiple of 2³¹: the power is not even worked out.
     if len(input) != rank + 1 or depth > 30 or any(e % 2**depth for e in input[:-1]):
         sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
@@ -64,7 +64,7 @@ def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm:
         for i, f in enumerate(filters, 1):
             x = g.conv(x, f, 3, pad=1, bias=not (flat and norm), name=f"{at}.conv{i}")
             if norm:
-                x = g.norm(x, name=f"{at}.norm{i}")
+                x = normalised(g, x, norm, f"{at}.norm{i}")
             x = g.relu(x, name=f"{at}.relu{i}")
         return x
 
