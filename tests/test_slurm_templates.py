@@ -17,6 +17,7 @@ TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 LAUNCHER = """#!/bin/bash
 if [ "$1" = --version ]; then echo "$FLAVOUR"; exit; fi
 printf "%s\\n" "$*" >>launched
+if [ -n "$STATUS" ]; then exit "$STATUS"; fi
 until [ "$1" = python ]; do shift; done
 shift
 exec "$PYTHON" "$@"
@@ -84,6 +85,21 @@ def test_mpirun_of_mpich_gets_its_own_options(tmp_path: Path, submit: Submit) ->
     done = submit(ROOT / "jobs/slurm/mpirun.sbatch", "net.yaml", FLAVOUR="HYDRA build details:")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "launched").read_text().startswith("-n 6 -ppn 2 -bind-to core:1 python -m lbpar.train")
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    ("status", "state", "requeued"), [("75", "RUNNING", True), ("75", "CANCELLED", False), ("1", "RUNNING", False)]
+)
+def test_only_a_running_job_that_was_asked_to_end_is_requeued(
+    template: Path, status: str, state: str, requeued: bool, tmp_path: Path, submit: Submit
+) -> None:
+    for name, text in (("squeue", f"echo {state}"), ("scontrol", f'echo "$*" >{tmp_path}/requeued')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    assert submit(template, "net.yaml", STATUS=status, SLURM_JOB_ID="12").returncode == int(status)
+    assert (tmp_path / "requeued").exists() == requeued
+    assert not requeued or (tmp_path / "requeued").read_text() == "requeue 12\n"
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)

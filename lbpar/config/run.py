@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lbpar.config.section import Count, FilePath, Flag, Section
+from lbpar.config.section import Count, FilePath, Flag, Positive, Section
 
 
 class Checkpoint(Section):
@@ -15,6 +15,13 @@ class Checkpoint(Section):
     every_epochs: Count = Field(
         default=1,
         description="After every so many epochs, after the last, and where the weights are the best so far (by the metric of `early_stop`, else of the test data).",
+    )
+    every_steps: Count | None = Field(
+        default=None,
+        description="Also after every so many updates, in the middle of an epoch; a run that goes on there is the same to the last bit.",
+    )
+    every_minutes: Positive | None = Field(
+        default=None, description="Also when so many minutes have passed since the last checkpoint."
     )
     keep: Count = Field(default=3, description="How many of the latest to keep; the best is kept besides.")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from time import perf_counter
 
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import launched_ranks
+from lbpar.transport.stop import stop_signals
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,8 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = perf_counter() - process_seconds()
     if (launched_ranks() or (1, 0))[1] > 0:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
-    trainer, goes_on = start(given_run(args), write=True, resume=args.resume)
-    with closing(trainer):
-        run(trainer, goes_on, started)
-    trainer.transport.close()
+    config = given_run(args)
+    # A run that saves nothing has no reason to live on after a signal.
+    with stop_signals() if config.run.checkpoint else nullcontext(lambda: None) as stop:
+        trainer, goes_on = start(config, write=True, resume=args.resume)
+        with closing(trainer):
+            run(trainer, goes_on, started, stop=stop)
+        trainer.transport.close()
     return 0

@@ -14,12 +14,14 @@ from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
+from lbpar.runtime.worker import StepResult
 from lbpar.train.directory import Resume, check_directory, make_directory
 from lbpar.train.json_text import write_text
 from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, report, say, state_bytes
+from lbpar.train.saver import Saver
 from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
@@ -64,11 +66,18 @@ def start(
     return trainer, goes_on
 
 
-def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | None = None) -> list[dict[str, Any]]:
+def run(
+    trainer: Trainer,
+    goes_on: bool,
+    started: float,
+    on_epoch: OnEpoch | None = None,
+    stop: Callable[[], str | None] = lambda: None,
+) -> list[dict[str, Any]]:
     """Train, write what the run directory holds, and print the final table on rank 0. Collective over all ranks.
 
     Takes what `start` returned, and when the run started on the clock of ``time.perf_counter``; returns the records of the
-    epochs, of which each is also given to ``on_epoch``, on every rank.
+    epochs, of which each is also given to ``on_epoch``, on every rank. When ``stop`` names a reason on some rank, all save and
+    raise SystemExit.
     """
     out = Path(trainer.config.run.out)
     with _locked(out, trainer.transport) as check_lock:
@@ -77,7 +86,8 @@ def run(trainer: Trainer, goes_on: bool, started: float, on_epoch: OnEpoch | Non
                 raise CheckpointError(
                     f"run.out: {out} holds a run that another job began meanwhile; add --resume to go on with it."
                 )
-        return _run(trainer, out, goes_on and trainer.resume(out / "checkpoints"), check_lock, started, on_epoch)
+        resumed = goes_on and trainer.resume(out / "checkpoints")
+        return _run(trainer, out, resumed, check_lock, started, on_epoch, stop)
 
 
 @contextmanager
@@ -100,6 +110,7 @@ def _run(
     check_lock: Callable[[], None],
     started: float,
     on_epoch: OnEpoch | None,
+    stop: Callable[[], str | None],
 ) -> list[dict[str, Any]]:
     config, root = trainer.config, trainer.transport.rank == 0
     if trainer.done and resumed:
@@ -115,17 +126,14 @@ def _run(
     with writer or nullcontext():
         if root:
             announce(trainer, resumed, state, begin - started)
+        saver = Saver(trainer, out / "checkpoints", check_lock, stop)
         while not trainer.done:
-            records.append(_epoch(trainer, root))
+            records.append(_epoch(trainer, root, saver))
             with together(trainer.transport):
                 if writer:
                     check_lock()
                     writer.write(records[-1])
-            checkpoint = config.run.checkpoint
-            if checkpoint is not None and (
-                trainer.epoch % checkpoint.every_epochs == 0 or trainer.done or trainer.improved
-            ):
-                trainer.save(out / "checkpoints")
+            saver.after_epoch()
             if on_epoch is not None:
                 on_epoch(records[-1])
     if root and trainer.early_stop is not None and trainer.stopped and trainer.epoch < config.train.epochs:
@@ -149,11 +157,16 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
     return MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
 
 
-def _epoch(trainer: Trainer, root: bool) -> dict[str, Any]:
+def _epoch(trainer: Trainer, root: bool, saver: Saver) -> dict[str, Any]:
     mode = trainer.config.run.progress
     label = f"epoch {trainer.epoch + 1}/{trainer.config.train.epochs}"
     with Progress(trainer.batches_left, enabled=root, mode=mode, label=label) as bar:
-        record = trainer.train_epoch(lambda result, lr: bar.update(1, loss=result.loss, lr=lr))
+
+        def on_step(result: StepResult, lr: float) -> None:
+            bar.update(1, loss=result.loss, lr=lr)
+            saver.after_batch()
+
+        record = trainer.train_epoch(on_step)
     if root and mode != "none":  # results belong to standard output, whatever the bar is shown on
         shown = [k for k in ("loss", "accuracy", "test_loss", "test_accuracy", "images_per_s") if k in record]
         say(f"{label}: " + "  ".join(f"{k} {short(record[k])}" for k in shown))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf, isclose, isinf
 from pathlib import Path
 from time import perf_counter
@@ -48,7 +48,9 @@ class Trainer(Evaluator):
     epoch : int
         Epochs done.
     batches : int
-        Batches done of the epoch under way; not 0 only after ``train.max_steps`` ended it early.
+        Batches done of the epoch under way.
+    totals : Totals
+        Sums over these.
     micro : int
         Batches done since the start; dropout counts by it.
     waited : float, seconds
@@ -64,6 +66,7 @@ class Trainer(Evaluator):
 
     epoch: int = 0
     batches: int = 0
+    totals: Totals = field(default_factory=Totals)
     micro: int = 0
     waited: float = 0.0
 
@@ -142,6 +145,11 @@ class Trainer(Evaluator):
         return min(left, (self.total_steps - self.step) * self.config.train.accumulate)
 
     @property
+    def between_updates(self) -> bool:
+        """Whether the batches so far are all in the weights, so that this moment can be saved."""
+        return self.batches % self.config.train.accumulate == 0 or self.batches == self.sampler.steps_per_epoch
+
+    @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
         return self.epoch >= self.config.train.epochs or self.step >= self.total_steps or self.stopped
@@ -149,7 +157,8 @@ class Trainer(Evaluator):
     def train_epoch(self, on_step: OnStep | None = None) -> dict[str, Any]:
         """One pass over the training data (or what is left of it), evaluated if that is due.
 
-        ``on_step(result, lr)`` is called after each batch.
+        ``on_step(result, lr)`` is called after each batch; if it raises, `train_epoch` goes on there when it is called again.
+        Losses and hits in the record are those of the whole epoch, times, rates and bytes those of this call.
 
         Raises
         ------
@@ -158,7 +167,8 @@ class Trainer(Evaluator):
         """
         self.check_batches()
         began, sent_before, waited_before = perf_counter(), self._sent(), self.waited
-        number, totals, lr = self.epoch + 1, Totals(), 0.0
+        number, totals, samples_before = self.epoch + 1, self.totals, self.totals.samples
+        lr = self.schedule(max(0, self.step - 1))  # of the last update, should no batch be left
         dataset = self._epoch_data()
         sizes = self.sampler.sizes()
         batches = list(self.sampler.batches(self.epoch, self.batches))
@@ -183,8 +193,11 @@ class Trainer(Evaluator):
                 if self.step >= self.total_steps:
                     break
         if self.batches == len(sizes):
-            self.epoch, self.batches = number, 0
-        return self._finish_epoch(number, totals, lr, perf_counter() - began, sent_before, self.waited - waited_before)
+            self.epoch, self.batches, self.totals = number, 0, Totals()
+        seconds, samples = perf_counter() - began, totals.samples - samples_before
+        record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
+        record |= {"lr": lr, "seconds": seconds, "images_per_s": samples / seconds}
+        return self._finish_epoch(record, sent_before, self.waited - waited_before)
 
     def _await(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """The feeds; the time until each is there counts as waited."""
@@ -236,17 +249,13 @@ class Trainer(Evaluator):
             )
         super()._check_loss(loss, feed, samples, context, tested)
 
-    def _finish_epoch(
-        self, number: int, totals: Totals, lr: float, seconds: float, before: Mapping[str, int], waited: float
-    ) -> dict[str, Any]:
-        record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
-        record |= {"lr": lr, "seconds": seconds, "images_per_s": totals.samples / seconds}
+    def _finish_epoch(self, record: dict[str, Any], before: Mapping[str, int], waited: float) -> dict[str, Any]:
         steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}
         steps["input"] = {"seconds": waited}
         for kind, sent in self._sent().items():
             steps.setdefault(kind, {})["bytes"] = sent - before.get(kind, 0)
         record["steps"] = steps
-        due = number % self.config.train.evaluate.every_epochs == 0 or self.done
+        due = record["epoch"] % self.config.train.evaluate.every_epochs == 0 or self.done
         if self.test is not None and due:
             record |= self.evaluate()
         if self.early_stop is not None:
@@ -278,10 +287,10 @@ class Trainer(Evaluator):
         return self.best is not None and self.best.step == self.step
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint of this moment (between calls of `train_epoch`); keep the newest few, and the best."""
+        """Write a checkpoint of this moment, which must be `between_updates`; keep the newest few, and the best."""
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
-        meta |= {"lr": self.schedule(self.step), "normalisation": self._normalisation()}
+        meta |= {"totals": asdict(self.totals), "lr": self.schedule(self.step), "normalisation": self._normalisation()}
         if self.best is not None:
             meta["best"] = self.best.state_dict()
         if self.early_stop is not None:
@@ -306,7 +315,7 @@ class Trainer(Evaluator):
         path = self.find(directory, which)
         meta = load(path, self.worker, self.optimizer, lambda meta: self._check_fixed(path, meta))
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
-        self.batches = int(meta["batches"])
+        self.batches, self.totals = int(meta["batches"]), Totals(**meta.get("totals", {}))
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
         best = Best(**(meta.get("best") or {"metric": None}))

@@ -33,6 +33,7 @@ from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport, load_mpi
 from lbpar.transport.request import Request
 from lbpar.transport.single import SingleTransport
+from lbpar.transport.stop import STOPPED
 from lbpar.transport.watch import START, Watch, hang_seconds, stacks_on_signal
 
 ALONE = "LBPAR_ALONE"
@@ -42,7 +43,7 @@ AGREE_SECONDS = 2.0
 """How long a failing rank waits to learn whether all ranks failed, before it ends the job by itself."""
 
 LEAVE_SECONDS = 60.0
-"""How long a rank that calls ``sys.exit(0)`` waits for the others to do the same, before it says that they do not."""
+"""How long a rank that calls ``sys.exit(0)`` waits for the others to do the same, before it says that they do not; or, asked to end, ends the job."""
 
 # Number of ranks and own rank, most telling first: what an MPI launcher says about this very process comes before what
 # Slurm says about the step that may have started that launcher. SLURM_NTASKS is not here: a batch script sees it too,
@@ -239,7 +240,7 @@ class _Job:
         sys.stdout.flush()
         if self._comm is None:
             return code and self._fail_alone(error, code)
-        others = self._agree(error, AGREE_SECONDS if code else LEAVE_SECONDS)
+        others = self._agree(error, LEAVE_SECONDS if code in (0, STOPPED) else AGREE_SECONDS)
         if not code:
             if others is None:
                 print(

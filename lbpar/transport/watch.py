@@ -5,7 +5,7 @@ and the stacks of all its threads to standard error; if a rank waits for as long
 a job that hangs do so at about the same time, so the dumps together show who waits for whom. A rank that waits for nobody
 may be at work on something long, and ends nothing.
 
-``kill -USR1`` on a rank, or on ``mpirun``, which passes it on, shows the stacks at any time.
+``kill -USR2`` on a rank, or on ``mpirun``, which passes it on, shows the stacks at any time.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def hang_seconds(default: float = DEFAULT) -> float:
 
 
 def stacks_on_signal(rank: int) -> None:
-    """Show the stacks of all threads on SIGUSR1, even while the rank is inside MPI."""
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file=stack_file(rank), all_threads=True)
+    """Show the stacks of all threads on SIGUSR2, even while the rank is inside MPI."""
+    if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, file=stack_file(rank), all_threads=True)
 
 
 _files: dict[int, TextIO] = {}

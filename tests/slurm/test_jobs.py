@@ -1,4 +1,4 @@
-"""The templates of jobs/slurm on a real Slurm of two nodes: to the end, requeued, a rank killed, a node drained."""
+"""The templates of jobs/slurm on a real Slurm of two nodes: to the end, requeued, at the time limit, cancelled, a rank killed, a node drained."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RUN = """
 model:
   input: [16, 16, 2]
   layers: [{op: conv, filters: 8, kernel: 3}, {op: norm}, {op: relu}, {op: dropout, rate: 0.2}, {op: global_avg_pool}, {op: linear, features: 3}]
-data: {train: synthetic, samples: 64}
-train: {batch: 8, epochs: EPOCHS, optimizer: {name: adam}}
+data: {train: synthetic, samples: 128}
+train: {batch: 2, epochs: EPOCHS, optimizer: {name: adam}}
 parallel: {strategy: data}
 engine: {name: numpy, threads: 1}
-run: {out: runs/x, progress: none}
+run: {out: runs/x, progress: none, checkpoint: {every_steps: 7}}
 """
-EPOCHS = 30
+EPOCHS = 5
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
 
 
@@ -144,9 +144,8 @@ def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool
     return found.keys() == expected.keys() and all(np.array_equal(found[k], expected[k]) for k in expected)
 
 
-@pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
-def test_trains_to_the_end(template: Path, submit: Submit, expected: dict[str, np.ndarray]) -> None:
-    job = submit(template)
+def test_trains_to_the_end(submit: Submit, expected: dict[str, np.ndarray]) -> None:
+    job = submit(CPU)
     job.end()
     assert job.epochs == EPOCHS and "-> runs/x" in job.log
     assert equal(weights(job.folder), expected)
@@ -156,12 +155,58 @@ def test_a_requeued_job_goes_on_in_the_same_log(
     submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
 ) -> None:
     job = submit(CPU)
-    job.reach(3)
+    job.reach(2)
     cluster.run("scontrol", "requeue", job.id)
     job.end()
     records = [json.loads(line) for line in (job.folder / "runs/x/metrics.jsonl").read_text().splitlines()]
     assert [r["epoch"] for r in records] == list(range(1, EPOCHS + 1))
     assert "resumed after epoch" in job.log and len(list(job.folder.glob("lbpar-*.log"))) == 1
+    assert equal(weights(job.folder), expected)
+
+
+@pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
+def test_a_job_that_is_asked_to_end_saves_and_is_requeued(
+    template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(template)
+    job.reach(1)
+    cluster.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.end()
+    assert "exit status 75" in job.log and "resumed after epoch" in job.log
+    assert equal(weights(job.folder), expected)
+
+
+def test_a_job_at_its_time_limit_goes_on_in_the_next(
+    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(CPU, "--time=1", "--signal=B:USR1@10")  # Slurm looks twice a minute
+    job.reach(1)
+    held = max(job.processes())
+    os.kill(held, signal.SIGSTOP)  # so that the notice finds it at work
+    wait_for(lambda: pending(held, signal.SIGUSR1), "notice of the time limit")
+    os.kill(held, signal.SIGCONT)
+    job.end()
+    assert "SIGUSR1: saved after step" in job.log and "resumed after epoch" in job.log
+    assert equal(weights(job.folder), expected)
+
+
+def pending(process: int, number: signal.Signals) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_cancelled_job_saves_and_stays_away(
+    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(CPU)
+    job.reach(1)
+    cluster.run("scancel", job.id)
+    job.end("CANCELLED")
+    assert "SIGTERM: saved after step" in job.log
+    job.submit()
+    job.end()
+    assert "resumed after epoch" in job.log
     assert equal(weights(job.folder), expected)
 
 

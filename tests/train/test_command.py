@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
 
 from lbpar.errors import LbparError
 from lbpar.train.command import main
+from lbpar.train.saver import Saver
 from lbpar.train.trainer import Trainer
+from lbpar.transport.stop import NUMBERS, STOPPED
 from tests.util.training import SMALL, measured, run_file, train
 
 h5py = pytest.importorskip("h5py")
@@ -78,6 +81,27 @@ def test_resume_of_a_finished_run_changes_nothing(job, tmp_path, capsys):
     assert job("--resume") == 0
     assert "nothing left to train after epoch 3, step 9" in capsys.readouterr().out
     assert {p: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()} == before
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_ends_the_run_after_its_step_and_resume_goes_on(job, tmp_path, monkeypatch, capsys, number):
+    real, before = Saver.after_batch, {n: signal.getsignal(n) for n in NUMBERS}
+
+    def after_batch(saver):
+        os.kill(os.getpid(), number)
+        while saver._stop() is None:
+            pass
+        real(saver)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as end:
+        patched.setattr(Saver, "after_batch", after_batch)
+        job()
+    for n, handler in before.items():  # it leaves them ignored
+        signal.signal(n, handler)
+    assert end.value.code == STOPPED == 75
+    assert f"{number.name}: saved after step 1, to go on with --resume; exit status 75" in capsys.readouterr().out
+    assert job("--resume") == 0
+    assert [measured(r) for r in records(tmp_path)] == train(run_file()).records
 
 
 def test_no_epochs_and_no_checkpoints(job, tmp_path):

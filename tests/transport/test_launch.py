@@ -268,8 +268,8 @@ def test_the_watch_ends_those_who_wait_and_not_those_who_work(tmp_path: Path) ->
     assert ended.empty()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no SIGUSR1 here")
-def test_sigusr1_shows_the_stacks_and_goes_on() -> None:
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no SIGUSR2 here")
+def test_sigusr2_shows_the_stacks_and_goes_on() -> None:
     code = (
         "import sys\nfrom lbpar.transport.launch import run_main\n"
         "def main():\n    print('ready', flush=True)\n    return int(input())\nsys.exit(run_main(main))"
@@ -284,7 +284,7 @@ def test_sigusr1_shows_the_stacks_and_goes_on() -> None:
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
         shown = process.stderr.readline()  # waits for the stacks; the reader may have buffered more than this line
         assert process.stdin is not None
         process.stdin.write("0\n")

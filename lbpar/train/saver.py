@@ -1,0 +1,94 @@
+"""When a run saves, and how it ends early: between two updates, on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from lbpar.train.report import say
+from lbpar.train.trainer import Trainer
+from lbpar.transport.stop import STOPPED
+from lbpar.transport.together import together
+
+AGREE_SECONDS, MOST_UPDATES = 1.0, 20
+"""Ranks tell each other of signals and clocks about once in so many seconds, but never leave out more updates than so many."""
+
+
+class Saver:
+    """Saves a run as ``run.checkpoint`` says. Every method is collective over all ranks.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    folder : Path
+        Of the checkpoints.
+    check_lock : callable
+        Called on rank 0 before a checkpoint is written; raises if another job has the directory.
+    stop : callable
+        Why this rank was asked to end the run, or None.
+    """
+
+    def __init__(
+        self, trainer: Trainer, folder: Path, check_lock: Callable[[], None], stop: Callable[[], str | None]
+    ) -> None:
+        self._trainer, self._folder, self._check_lock, self._stop = trainer, folder, check_lock, stop
+        self._config = trainer.config.run.checkpoint
+        self._asked = self._saved = perf_counter()
+        self._updates = 0  # since the ranks last told each other
+        self._until = 1
+        self._due = False
+
+    def after_batch(self) -> None:
+        """Save in the middle of an epoch if that is due. At its end `after_epoch` does, but for a run that is asked to end.
+
+        Raises
+        ------
+        SystemExit
+            With the status `STOPPED`: the run was asked to end, and has saved.
+        """
+        trainer = self._trainer
+        if self._config is None or not trainer.between_updates:
+            return
+        self._updates += 1
+        asked = self._agree() if self._updates >= self._until else None
+        every = self._config.every_steps
+        self._due |= every is not None and trainer.step % every == 0
+        if asked or (self._due and trainer.batches_left):
+            self._save(asked)
+
+    def after_epoch(self) -> None:
+        """Save after an epoch if that is due, and end the run as `after_batch` does."""
+        trainer, config = self._trainer, self._config
+        if config is None:
+            return
+        asked = self._agree()
+        if asked or self._due or trainer.epoch % config.every_epochs == 0 or trainer.done or trainer.improved:
+            self._save(asked)
+
+    def _agree(self) -> str | None:
+        """Tell each other of signals and of rank 0's clock; why the run is to end, or None."""
+        assert self._config is not None
+        minutes, now = self._config.every_minutes, perf_counter()
+        pace = (now - self._asked) / max(1, self._updates)
+        until = int(min(MOST_UPDATES, max(1.0, AGREE_SECONDS / max(pace, 1e-9))))
+        late = minutes is not None and now - self._saved >= 60 * minutes
+        told = self._trainer.transport.allgather_obj((self._stop(), until, late))
+        self._asked, self._updates, self._until = now, 0, told[0][1]
+        self._due |= told[0][2]
+        if self._trainer.done:  # needs no other job, but its last record and report
+            return None
+        return next((f"rank {rank}: {why}" for rank, (why, _, _) in enumerate(told) if why), None)
+
+    def _save(self, asked: str | None) -> None:
+        """Save; then end the run, if it was asked to."""
+        trainer, root = self._trainer, self._trainer.transport.rank == 0
+        with together(trainer.transport):
+            if root:
+                self._check_lock()
+        trainer.save(self._folder)
+        self._saved, self._due = perf_counter(), False
+        if asked:
+            if root:
+                say(f"{asked}: saved after step {trainer.step}, to go on with --resume; exit status {STOPPED}")
+            raise SystemExit(STOPPED)

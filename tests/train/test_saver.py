@@ -1,0 +1,155 @@
+"""A run that saved in the middle of an epoch goes on as if nothing had happened, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.layout.grid import Grid
+from lbpar.train import saver
+from lbpar.train.checkpoint import list_checkpoints
+from lbpar.train.job import run, start
+from lbpar.train.trainer import Trainer
+from lbpar.transport.base import Transport
+from lbpar.transport.stop import STOPPED
+from lbpar.transport.virtual import VirtualWorld
+from tests.util.training import PLANS, measured, run_file, whole
+
+pytest.importorskip("h5py")
+
+Stop = Callable[[Transport], str | None]
+
+
+def job(out: Path, fields: list[str], plan: str = "data 2", resume: bool = False, stop: Stop = lambda t: None) -> Any:
+    """Run on virtual ranks; the trainers and whether all ranks were stopped alike."""
+    procs, parallel = PLANS[plan] if plan else (1, [])
+    config = run_file([f"run.out={out}", "run.progress=none", *parallel, *fields])
+
+    def rank(transport: Transport) -> tuple[Trainer, int | None]:
+        trainer, goes_on = start(config, transport=transport, resume=resume)
+        try:
+            run(trainer, goes_on, 0.0, stop=lambda: stop(transport))
+        except SystemExit as end:
+            return trainer, end.code
+        return trainer, None
+
+    world = VirtualWorld(Grid.of(procs))
+    ran = world.run(rank)
+    world.check_idle()
+    (code,) = {code for _, code in ran}
+    return [trainer for trainer, _ in ran], code
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [measured(json.loads(line)) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(got: list[Trainer], want: list[Trainer]) -> None:
+    ours, theirs = whole(got), whole(want)
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    assert got[0].micro == want[0].micro
+
+
+def steps(out: Path) -> list[int]:
+    return [int(p.name.partition("-")[2]) for p in list_checkpoints(out / "checkpoints")]
+
+
+@pytest.fixture(autouse=True)
+def every_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks tell each other after each update, however fast they are."""
+    monkeypatch.setattr(saver, "MOST_UPDATES", 1)
+
+
+class After:
+    """Rank 1 alone is asked to end, after so many updates (the end of an epoch counts as one more)."""
+
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    def __call__(self, transport: Transport) -> str | None:
+        if transport.rank != 1:
+            return None
+        self.left -= 1
+        return "SIGUSR1" if self.left <= 0 else None
+
+
+FIELDS: list[list[str]] = [[], ["train.accumulate=2", "train.batch=3", "train.epochs=2"], ["train.clip_norm=0.5"]]
+
+
+@pytest.fixture(scope="module", params=FIELDS, ids=str)
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Fields of a run, its directory, its trainers."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    trainers, code = job(out, request.param)
+    assert code is None
+    return request.param, out, trainers
+
+
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_asked_to_end_after_any_update(after: int, uninterrupted: Any, tmp_path: Path) -> None:
+    fields, out, trainers = uninterrupted
+    stopped, code = job(tmp_path / "run", fields, stop=After(after))
+    assert code == STOPPED and not stopped[0].done and stopped[0].between_updates
+    assert steps(tmp_path / "run")[-1] == stopped[0].step
+    resumed, code = job(tmp_path / "run", fields, resume=True)
+    assert code is None
+    same(resumed, trainers)
+    assert records(tmp_path / "run") == records(out)
+
+
+def test_the_end_of_an_epoch_is_saved_before_its_evaluation(tmp_path: Path) -> None:
+    stopped, code = job(tmp_path / "run", [], stop=After(3))
+    assert code == STOPPED and (stopped[0].epoch, stopped[0].batches, stopped[0].step) == (0, 3, 3)
+    assert records(tmp_path / "run") == []
+
+
+def test_a_run_that_is_done_ends_well_though_asked_to_end(tmp_path: Path) -> None:
+    trainers, code = job(tmp_path / "run", ["train.epochs=1"], stop=After(3))
+    assert code is None and trainers[0].done
+    assert (tmp_path / "run" / "report.json").is_file() and len(records(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("plan", ["data 3", "spatial 4"])
+def test_it_goes_on_on_another_grid_in_the_middle_of_an_epoch(plan: str, uninterrupted: Any, tmp_path: Path) -> None:
+    fields, out, trainers = uninterrupted
+    job(tmp_path / "run", fields, stop=After(2))
+    resumed, _ = job(tmp_path / "run", fields, plan=plan, resume=True)
+    for name, array in whole(trainers).items():
+        np.testing.assert_allclose(whole(resumed)[name], array, rtol=1e-9, atol=1e-9, err_msg=name)
+    for got, want in zip(records(tmp_path / "run"), records(out), strict=True):
+        assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_checkpoints_every_few_steps_and_epochs(tmp_path: Path) -> None:
+    fields = ["run.checkpoint={every_epochs: 2, every_steps: 2, keep: 100}", "data.test=null"]
+    job(tmp_path / "run", fields)
+    assert steps(tmp_path / "run") == [2, 4, 6, 8, 9]
+
+
+def test_each_of_them_is_a_place_to_go_on_from(uninterrupted: Any, tmp_path: Path) -> None:
+    fields, out, trainers = uninterrupted
+    job(tmp_path / "run", [*fields, "run.checkpoint={every_steps: 1, keep: 100}"])
+    for path in reversed(list_checkpoints(tmp_path / "run" / "checkpoints")[:-1]):
+        shutil.rmtree(path.with_name(f"step-{trainers[0].step:06d}"))
+        resumed, _ = job(tmp_path / "run", fields + ["run.checkpoint.keep=100"], resume=True)
+        same(resumed, trainers)
+        assert records(tmp_path / "run") == records(out)
+        shutil.rmtree(path)
+
+
+def test_checkpoints_every_few_minutes_go_by_the_clock_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 10**6, 40))  # rank 0 looks once at the start, at each update and epoch, and after saving
+    monkeypatch.setattr(saver, "perf_counter", lambda: float(next(now)))
+    fields = ["run.checkpoint={every_epochs: 100, every_minutes: 1, keep: 100}", "data.test=null"]
+    job(tmp_path / "run", fields, plan="")
+    assert steps(tmp_path / "run") == [2, 3, 5, 6, 8, 9]
