@@ -63,6 +63,11 @@ class Engine(Rules):
         arguments all the same.
     threads : int, optional
         Threads that kernels may use; None leaves the library's own default. An engine that cannot set it ignores it.
+
+    Attributes
+    ----------
+    activations : numpy dtype
+        Element type in which activations are held: ``dtype``, or a half type beside weights of float32.
     """
 
     name: ClassVar[str] = "?"
@@ -70,8 +75,12 @@ class Engine(Rules):
     """Names of the element types that this engine's own kernels take; others run through its fallback."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
-        self.dtype = np.dtype(dtype)
+        self.dtype = self.activations = np.dtype(dtype)
         self.threads = threads
+
+    def parameter_gradient(self, a: Array) -> Array:
+        """A gradient of parameters that was summed in float64, in the parameters' type."""
+        return self.copy(a, self.dtype)
 
     def running(self) -> AbstractContextManager[None]:
         """What a program's kernels run in, entered by the thread that calls them.

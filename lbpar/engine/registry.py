@@ -29,7 +29,7 @@ def get_engine(
     name : "numpy", "onednn", "cupy" or "auto"
         auto takes onednn where its library loads, else numpy, and logs one line that says so.
     dtype : element type of activations and weights
-        "bfloat16" means float32 arrays, whose convolutions and matrix products multiply in bfloat16 and sum in float32.
+        "bfloat16" means weights and sums in float32, and products of bfloat16; activations are float32 arrays with onednn, and bfloat16 with cupy.
     threads : threads for kernels; None leaves the library's default
     tf32 : let cupy multiply float32 in TF32
 
@@ -90,7 +90,5 @@ def _cupy(dtype: npt.DTypeLike, threads: int | None, tf32: bool) -> Engine:
     from lbpar.engine.cupy.engine import CupyEngine  # which loads CuPy, for a device
 
     if dtype == BFLOAT16:
-        raise ConfigError(
-            "engine.dtype: bfloat16 is not available on engine.name: cupy yet; choose float32, or tf32: true."
-        )
+        return CupyEngine("float32", threads, tf32, BFLOAT16)
     return CupyEngine(dtype, threads, tf32)

@@ -27,10 +27,13 @@ def _order(item: tuple[str, int]) -> int:
     return list("NDHWGFC").index(item[0])
 
 
-def itemsize(program: Program, step: Start, dtype: np.dtype) -> int:
-    """Bytes per element of what a move carries."""
-    kind = program.buffers[step.src].dtype
-    return np.dtype(kind).itemsize if kind not in (None, "opaque") else dtype.itemsize
+def itemsize(program: Program, step: Start, dtype: np.dtype, activations: np.dtype | None = None) -> int:
+    """Bytes per element of what a move carries: ``dtype`` of parameters and their gradients, and of ``activations`` unless given."""
+    kind, name = program.buffers[step.src].dtype, step.src.partition("@")[0]
+    if kind not in (None, "opaque"):
+        return np.dtype(kind).itemsize
+    of_parameters = ":" not in name or name.endswith(":grad")
+    return (dtype if of_parameters or activations is None else activations).itemsize
 
 
 def sent_bytes(program: Program, step: Start, rank: int, dtype: np.dtype) -> int:

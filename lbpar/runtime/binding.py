@@ -365,7 +365,7 @@ BINDERS: dict[str, Binder] = {
     ),
     "norm_backward_data": _norm_backward_data,
     "norm_backward_data_add": _norm_backward_data,
-    "norm_param_grads": lambda b: lambda e, _, dsums: (e.copy(dsums[1], e.dtype), e.copy(dsums[0], e.dtype)),
+    "norm_param_grads": lambda b: lambda e, _, dsums: (e.parameter_gradient(dsums[1]), e.parameter_gradient(dsums[0])),
     "norm_running": _norm_running,
     **{f"sample_norm_{name}": _sample_norm for name in ("sums", "apply", "backward_sums", "backward_data")},
     "sample_norm_moments": _sample_norm_moments,
@@ -423,10 +423,13 @@ def bind(b: Bound) -> Call:
     """The call of a kernel on one rank's blocks; where all that it writes is empty, no call at all."""
     shapes = [box_shape(box) for box in b.writes]
     if all(0 in shape for shape in shapes):
+        # Gradients of parameters have the parameters' type, everything else that of activations.
+        inner = [not o.value.startswith("d") or o.value.startswith(("dx", "dy")) for o in b.kernel.writes]
         types = [None if o.dtype in (None, "opaque") else np.dtype(o.dtype) for o in b.kernel.writes]
 
         def nothing(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
-            return tuple(e.empty(s, t) for s, t in zip(shapes, types, strict=True))
+            own = (t or (e.activations if x else e.dtype) for t, x in zip(types, inner, strict=True))
+            return tuple(e.empty(s, t) for s, t in zip(shapes, own, strict=True))
 
         return nothing
     return BINDERS[b.kernel.name](b)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lbpar.engine.base import Engine
+from lbpar.graph.graph import TARGET
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.runtime.background import Background
 from lbpar.runtime.binding import Bound, Call, Context, bind
@@ -103,13 +104,20 @@ class Executor:
 
     def begin(self, feeds: Mapping[str, Array]) -> None:
         """Make ready for one run: ``feeds`` holds this rank's block, on the host, for every buffer of ``program.feeds``."""
-        moved = {id(a): self.engine.from_host(a) for a in feeds.values()}  # buffers may share one block
+        moved = {
+            id(a): self._fed(a, self.program.feeds.get(b)) for b, a in feeds.items()
+        }  # buffers may share one block
         self.arrays = {**self.state, **{b: moved[id(a)] for b, a in feeds.items()}}
         self._pending.clear()
         self._fetched.clear()
         self._timed.append([])
         self._transfers.forget()
         self._buckets.forget()
+
+    def _fed(self, a: Array, source: str | None) -> Array:
+        """A block of samples in the type of activations, a block of targets as it is."""
+        array, kind = self.engine.from_host(a), self.engine.activations
+        return array if source == TARGET or a.dtype.kind != "f" or a.dtype == kind else self.engine.copy(array, kind)
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""

@@ -133,7 +133,9 @@ class MpiTransport(Transport):
     def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
         assert call.dtype is not None
         if call.dtype.char not in _DTYPES:
-            raise Unsupported(f"{call.title}: MPI has no type for {call.dtype}; send float32 or float64.")
+            raise Unsupported(
+                f"{call.title}: MPI has no type for {call.dtype}; send float32 or float64, or use NCCL (engine.transport)."
+            )
         group = self.group(call.axes)
         comm = self._group_comm(call.axes)
         messages, elements = call.sent(group, self.rank)

@@ -240,7 +240,7 @@ def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = Non
     world.run(lambda t: late[t.rank]())
     counted = [{tag: s.bytes for tag, s in t.counter.by_tag().items()} for t in world.transports]
     parts = [reference.differences(executors[-1]) for executors in ranks]
-    return Parity(relative(parts), _bytes(programs, engine.dtype, counted))
+    return Parity(relative(parts), _bytes(programs, engine, counted))
 
 
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: Engine | None = None) -> Parity:
@@ -253,7 +253,7 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: E
         executor.run(update.feeds(executor))
     counted = transport.allgather_obj({tag: s.bytes for tag, s in transport.counter.by_tag().items()})
     parts = transport.allgather_obj(reference.differences(executors[-1]))
-    return Parity(relative(parts), _bytes(programs, engine.dtype, counted))
+    return Parity(relative(parts), _bytes(programs, engine, counted))
 
 
 def _put_off(executor: Executor) -> Callable[[], None]:
@@ -269,7 +269,7 @@ def _put_off(executor: Executor) -> Callable[[], None]:
     return catch_up
 
 
-def _bytes(programs: Sequence[Program], dtype: np.dtype[Any], counted: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _bytes(programs: Sequence[Program], engine: Engine, counted: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Bytes that all ranks sent in all batches, per kind of move; they must be what the programs say."""
     sent: dict[str, int] = {}
     predicted: dict[str, int] = {}
@@ -281,7 +281,8 @@ def _bytes(programs: Sequence[Program], dtype: np.dtype[Any], counted: Sequence[
                 continue
             kinds[step.dst] = kind
             elements = sum(volume(step.move, r).elements for r in range(len(counted)))
-            predicted[kind] = predicted.get(kind, 0) + elements * itemsize(program, step, dtype)
+            size = itemsize(program, step, engine.dtype, engine.activations)
+            predicted[kind] = predicted.get(kind, 0) + elements * size
     for tag, kind in kinds.items():
         sent[kind] = sent.get(kind, 0) + sum(c.get(tag, 0) for c in counted)
     if sent != predicted:

@@ -27,3 +27,15 @@ def test_a_run_with_checkpoint_and_resume(
     one = train(run_file([*changes, engines[0], *PLANS["mixed 4"][1]]), 4, first_part(tmp_path, 1))
     two = train(run_file([*changes, engines[1], *PLANS["data 2"][1]]), 2, rest(tmp_path))
     assert_same(Ran(one.records + two.records, two.tensors), whole)
+
+
+def test_training_in_bfloat16_learns_as_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its checkpoint holds float32, with which NumPy goes on."""
+    fake_cupy.install(monkeypatch)
+    fake_cupy.few_kernels(monkeypatch, 2)
+    changes = ["train.epochs=3", "data.samples=14"]
+    whole = train(run_file(changes))
+    one = train(run_file([*changes, CUPY, "engine.dtype=bfloat16"]), 1, first_part(tmp_path, 2))
+    two = train(run_file([*changes, "engine.dtype=float32"]), 1, rest(tmp_path))
+    for ours, exact in zip(one.records + two.records, whole.records, strict=True):
+        assert ours["loss"] == pytest.approx(exact["loss"], rel=0.03)

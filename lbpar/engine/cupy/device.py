@@ -42,6 +42,8 @@ class CupyDevice(Device):
         Of all kernels. Transfers by way of the host have another one.
     """
 
+    activations: np.dtype[Any]
+
     def __init__(self) -> None:
         self.cupy = load()
         cuda = self.cupy.cuda
@@ -146,8 +148,11 @@ class CupyDevice(Device):
         return found[1]
 
     def fetch(self, a: Array) -> Callable[[], npt.NDArray[Any]]:
-        source = a if a.flags.c_contiguous else self.copy(a)
-        out = np.empty(a.shape, a.dtype)
+        kind = (
+            np.dtype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a.dtype
+        )  # half types are widened
+        source = a if a.flags.c_contiguous and kind == a.dtype else self.copy(a, kind)
+        out = np.empty(a.shape, kind)
         if not out.nbytes:
             return lambda: out
         if out.nbytes > LARGEST_ASIDE:

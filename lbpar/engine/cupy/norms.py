@@ -6,7 +6,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lbpar.engine.cupy.kernels import THREADS, kind_of
 from lbpar.engine.cupy.products import Products
@@ -153,7 +152,8 @@ class Norms(Products):
 
     def bias_backward(self, dy: Array) -> Array:
         rows, channels = _matrix(dy)
-        return self._column_sums(dy, 1, rows, 1.0, dy.dtype).reshape((channels,))
+        dtype = self.dtype if dy.dtype == self.activations else dy.dtype
+        return self._column_sums(dy, 1, rows, 1.0, dtype).reshape((channels,))
 
     def spatial_sum(self, x: Array, scale: float) -> Array:
         return self._column_sums(x, x.shape[0], prod(x.shape[1:-1]), scale, x.dtype)
@@ -190,9 +190,6 @@ class Norms(Products):
         """Tiles of channels, and blocks that share the rows of each."""
         tiles = -(-x.shape[-1] * x.itemsize // (16 * LANES))
         return tiles, min(-(-rows // 4), max(1, 8 * self._card.processors // max(tiles, 1)))
-
-    def _as(self, a: Array, dtype: npt.DTypeLike) -> Array:
-        return self._dense(a) if a.dtype == dtype else self.copy(a, dtype)
 
     def _parameter(self, a: Array | None, x: Array) -> Array | None:
         """A scale or bias in the type that kernels of x take."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.cupy.kernels import THREADS, address, index_type, kind_of
@@ -39,6 +40,9 @@ class Pointwise(CupyDevice):
 
     def _dense(self, x: Array) -> Array:
         return x if x.flags.c_contiguous else self.copy(x)
+
+    def _as(self, a: Array, dtype: npt.DTypeLike) -> Array:
+        return self._dense(a) if a.dtype == dtype else self.copy(a, dtype)
 
     def _cast(self, a: Array, out: Array) -> Array:
         if not (a.flags.c_contiguous and out.flags.c_contiguous):

@@ -43,6 +43,7 @@ class Products(Pointwise):
         held = [a for a in arrays.values() if a is not None]
         aligned = gcd(self._card.alignment, *map(address, held))
         name = held[0].dtype.name
+        assert all(a.dtype == held[0].dtype for a in held), {n: a.dtype for n, a in arrays.items() if a is not None}
         key = (key, name, self.tf32, aligned)
         job = self._jobs.get(key)
         if job is None:
@@ -55,6 +56,17 @@ class Products(Pointwise):
         for launch in job.launches:
             args = (*(found[a] for a in launch.arrays), launch.sizes)
             self.kernels.launch(launch.source, launch.name, launch.grid, launch.block, args, launch.shared_bytes)
+
+    def _place(self, shape: tuple[int, ...], x: Array, out: Array | None) -> Array:
+        """Where a kernel writes a gradient of weights: in x's type, and in ``out`` if it has that type."""
+        return self.empty(shape, x.dtype) if out is None or out.dtype != x.dtype else out
+
+    def _placed(self, dw: Array, out: Array | None) -> Array:
+        """The gradient in the parameters' type, where it was wanted."""
+        mixed = self.activations != self.dtype and dw.dtype == self.activations
+        if dw is out or (out is None and not mixed):
+            return dw
+        return self.copy(dw, self.dtype, out)
 
     def conv_forward(
         self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
@@ -76,7 +88,9 @@ class Products(Pointwise):
             return launch_conv.conv_forward(arithmetic, card, g, b is not None, relu)
 
         key = ("conv", x.shape, w.shape, win, groups, out, b is None, relu)
-        self._multiply(key, make, y=y, x=self._dense(x), w=self._dense(w), b=None if b is None else self._dense(b))
+        self._multiply(
+            key, make, y=y, x=self._dense(x), w=self._as(w, x.dtype), b=None if b is None else self._as(b, x.dtype)
+        )
         return y
 
     def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
@@ -88,19 +102,19 @@ class Products(Pointwise):
             return launch_conv.conv_backward_data(arithmetic, card, g)
 
         key = ("data", dy.shape, w.shape, win, groups, inner)
-        self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._dense(w))
+        self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
         return dx
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
         shape = (dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups)
-        dw = self.empty(shape, x.dtype) if out is None else out
+        dw = self._place(shape, x, out)
 
         def make(arithmetic: Math, card: Card) -> Job:
             g = Geometry.of(x.shape[0], x.shape[1:-1], dy.shape[1:-1], win, groups, x.shape[-1], dy.shape[-1])
             return launch_conv.conv_backward_weights(arithmetic, card, g)
 
         self._multiply(("weights", x.shape, dy.shape, win, groups), make, dw=dw, dy=self._dense(dy), x=self._dense(x))
-        return dw
+        return self._placed(dw, out)
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
         sizes = (x.shape[0], x.shape[1], w.shape[0])
@@ -110,8 +124,8 @@ class Products(Pointwise):
             lambda arithmetic, card: launch_gemm.linear_forward(arithmetic, card, *sizes, bias=b is not None),
             y=y,
             x=self._dense(x),
-            w=self._dense(w),
-            b=None if b is None else self._dense(b),
+            w=self._as(w, x.dtype),
+            b=None if b is None else self._as(b, x.dtype),
         )
         return y
 
@@ -123,13 +137,13 @@ class Products(Pointwise):
             lambda arithmetic, card: launch_gemm.linear_backward_data(arithmetic, card, *sizes),
             dx=dx,
             dy=self._dense(dy),
-            w=self._dense(w),
+            w=self._as(w, dy.dtype),
         )
         return dx
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
         sizes = (x.shape[0], x.shape[1], dy.shape[1])
-        dw = self.empty((sizes[2], sizes[1]), x.dtype) if out is None else out
+        dw = self._place((sizes[2], sizes[1]), x, out)
         self._multiply(
             ("linear weights", *sizes),
             lambda arithmetic, card: launch_gemm.linear_backward_weights(arithmetic, card, *sizes),
@@ -137,4 +151,4 @@ class Products(Pointwise):
             dy=self._dense(dy),
             x=self._dense(x),
         )
-        return dw
+        return self._placed(dw, out)
