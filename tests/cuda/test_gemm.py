@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from lbpar.engine.cupy.launch_conv import usual_kernels
 from lbpar.engine.cupy.launch_gemm import Operand, gemm, linear_forward
 from lbpar.engine.cupy.tiles import MATHS, TILES, Card, choose, divisor
 from tests.cuda.emulator import EmulationError, compiler_found
@@ -100,6 +101,28 @@ def test_split_sums_in_a_fixed_order() -> None:
     for order, result in enumerate(results):
         run([(cases[0][0], result)], order=order)
     np.testing.assert_array_equal(results[0]["c"], results[1]["c"])
+
+
+def test_addresses_of_any_alignment() -> None:
+    """Arrays that begin at an odd element are copied by elements; halves of 16 bytes by halves."""
+    rng = np.random.default_rng(1)
+    for alignment, pieces in ((2, "1, 1"), (8, "4, 4")):
+        skip = alignment // 2
+        a, b = (integers(rng, (skip + 64 * 32,), np.float16)[skip:].reshape(64, 32) for _ in range(2))
+        c = np.full(skip + 64 * 64, np.nan, np.float16)[skip:].reshape(64, 64)
+        job = linear_forward(MATHS["float16"], Card(tiles=SMALL, alignment=alignment), 64, 32, 64)
+        assert job.launches[0].name.endswith(f"{pieces}>")
+        run([(job, {"x": a, "w": b, "y": c})])
+        np.testing.assert_array_equal(c.astype(float), a.astype(float) @ b.astype(float).T)
+
+
+@pytest.mark.parametrize("architecture", [70, 80, 100])
+def test_usual_launches_fit(architecture: int) -> None:
+    """Within what any card of the architecture gives a block, more than 48 KiB only where copies are asynchronous."""
+    most = 48 << 10 if architecture < 80 else 96 << 10
+    kernels = usual_kernels(Card(architecture))
+    assert {"gemm.cu", "convolution.cu", "grouped.cu", "rims.cu"} == set(kernels)
+    assert all(shared <= most for names in kernels.values() for shared in names.values())
 
 
 def test_tf32_rounds_and_float32_does_not() -> None:
