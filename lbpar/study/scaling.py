@@ -7,17 +7,16 @@ import html
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lbpar import __version__
 from lbpar.config.arguments import given_run
 from lbpar.config.parallel import STRATEGIES
 from lbpar.config.run_file import RunConfig, dump
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
+from lbpar.provenance import provenance
 from lbpar.study.figures import draw_all
 from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
 from lbpar.study.page import figures, page, table
@@ -123,18 +122,6 @@ def measure_one(args: argparse.Namespace) -> int:
     return 1 if "error" in (outcome(Path(args.folder)) or {"error": ""}) else 0
 
 
-def environment() -> dict[str, Any]:
-    """Where a study was made."""
-    return {
-        "lbpar": __version__,
-        "python": platform.python_version(),
-        "host": platform.node(),
-        "cores": os.cpu_count(),
-        "command": " ".join(sys.argv),
-        "job": os.environ.get("SLURM_JOB_ID"),
-    }
-
-
 def write_study(
     out: Path, asked: Mapping[str, Any], points: Sequence[Point], found: Sequence[Mapping[str, Any] | None]
 ) -> None:
@@ -147,7 +134,12 @@ def write_study(
     """
     rows = make_rows(asked["kind"], points, found)
     write_text(out / "study.csv", to_csv(rows))
-    content = {**asked, "environment": environment(), "rows": rows, "points": [f or {} for f in found]}
+    content = {
+        **asked,
+        "environment": {**provenance(), "host": platform.node(), "cores": os.cpu_count()},
+        "rows": rows,
+        "points": [f or {} for f in found],
+    }
     write_text(out / "study.json", dumps(content, indent=1) + "\n")
     drawn = draw_all(out, asked["kind"], rows)
     write_text(out / "study.html", page(f"{asked['kind'].capitalize()} scaling", _parts(content, rows, drawn)))
@@ -162,7 +154,7 @@ def _parts(content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], drawn:
         else "Measured, with the prediction beside."
     )
     grow = f" {content['grow']} grows with the processes." if content["grow"] else ""
-    yield f"<p>{how}{grow} lbpar {e['lbpar']} on {html.escape(e['host'])} ({e['cores']} cores); machine: {html.escape(machines)}.</p>"
+    yield f"<p>{how}{grow} lbpar {e['versions']['lbpar']} on {html.escape(e['host'])} ({e['cores']} cores); machine: {html.escape(machines)}.</p>"
     yield table(HEADS, map(cells, rows), [bool(r["error"]) for r in rows])
     if any(r["oversubscribed"] for r in rows):
         yield "<p>* more ranks than cores: these times say little about a machine that has a core for each.</p>"

@@ -14,13 +14,14 @@ from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import save_plan
 from lbpar.program.plan import Plan
+from lbpar.provenance import timestamp
 from lbpar.runtime.worker import StepResult
 from lbpar.train.directory import Resume, check_directory, make_directory
 from lbpar.train.json_text import write_text
 from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress, short
-from lbpar.train.report import announce, report, say, state_bytes
+from lbpar.train.report import announce, report, say, share, state_bytes
 from lbpar.train.saver import Saver
 from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
@@ -132,7 +133,7 @@ def _run(
             with together(trainer.transport):
                 if writer:
                     check_lock()
-                    writer.write(records[-1])
+                    writer.write({**records[-1], "time": timestamp()})
             saver.after_epoch()
             if on_epoch is not None:
                 on_epoch(records[-1])
@@ -140,9 +141,10 @@ def _run(
         say(f"early stop after epoch {trainer.epoch}: {trainer.early_stop.reason}")
     if trainer.tracer is not None:
         trainer.tracer.write(out / "trace.json", trainer.transport)
-    if root:
+    ranks = trainer.transport.gather(share(records))
+    if ranks is not None:
         times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started}
-        report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state})
+        report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state, "ranks": ranks})
     return records
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from lbpar import __version__
 from lbpar.program.words import program_rows
+from lbpar.provenance import hosts, provenance, timestamp
 from lbpar.text import human_bytes
 from lbpar.train.checkpoint import checkpoint_path
 from lbpar.train.json_text import dumps, write_text
@@ -56,16 +58,33 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
     say(", ".join(words))
 
 
+def share(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """This rank's host, and its seconds and bytes in all: of the epochs (``total``), and per kind of step."""
+    spent: dict[str, Any] = {
+        "host": platform.node(),
+        "seconds": {"total": sum(r["seconds"] for r in records)},
+        "bytes": {},
+    }
+    for kind, found in (item for record in records for item in record["steps"].items()):
+        for name, value in found.items():
+            spent[name][kind] = spent[name].get(kind, 0) + value
+    return spent
+
+
 def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write ``report.json`` and print the final table; ``record`` is the last epoch's.
 
-    ``facts`` are ``startup_seconds``, ``total_seconds`` (start-up included) and ``state_bytes`` (per rank).
+    ``facts`` are ``startup_seconds``, ``total_seconds`` (start-up included), ``state_bytes`` (per rank) and ``ranks``, each's `share`.
     """
     samples = min(trainer.config.train.batch, len(trainer.dataset))
     rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype))
     content = {
         **{k: v for k, v in record.items() if k != "steps"},
         **facts,
+        "started": timestamp(facts["total_seconds"]),
+        "ended": timestamp(),
+        **provenance(),
+        "hosts": hosts(rank["host"] for rank in facts["ranks"]),
         "procs": trainer.transport.size,
         "threads": trainer.engine.threads,
         "parameters": trainer.graph.parameter_count,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import signal
+from datetime import datetime
 
 import numpy as np
 import pytest
 
+from lbpar import __version__
 from lbpar.errors import LbparError
 from lbpar.train.command import main
 from lbpar.train.saver import Saver
@@ -55,6 +58,14 @@ def test_a_run_directory(job, tmp_path, capsys):
     report = json.loads((out / "report.json").read_text())
     assert report["test_accuracy"] == want[-1]["test_accuracy"]
     assert report["procs"] == 1
+    assert report["hosts"] == {platform.node(): [0]}
+    assert report["versions"]["lbpar"] == __version__
+    began, ended = (datetime.fromisoformat(report[k]) for k in ("started", "ended"))
+    times = [datetime.fromisoformat(r["time"]) for r in records(tmp_path)]
+    assert [began, *times, ended] == sorted([began, *times, ended])
+    (rank,) = report["ranks"]
+    assert rank["seconds"]["total"] == pytest.approx(sum(r["seconds"] for r in records(tmp_path)))
+    assert rank["seconds"]["compute"] == pytest.approx(sum(r["steps"]["compute"]["seconds"] for r in records(tmp_path)))
     assert report["state_bytes"] > 8 * 2 * report["parameters"]  # weights and momentum, and running statistics
     assert {"conv1", "fc", "loss"} <= {row["layer"] for row in report["layers"]}
     text = capsys.readouterr()
