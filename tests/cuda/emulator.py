@@ -172,9 +172,30 @@ def _call(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _built(
-    source: Path, names: tuple[str, ...], sanitize: bool, defines: Mapping[str, Any], replace: Mapping[str, str]
-) -> Path:
+def complaints(
+    source_name: str, name_expressions: Sequence[str], replace: Mapping[str, str] | None = None
+) -> list[str]:
+    """The compiler's warnings of numbers that lose bits by being stored."""
+    flags = [
+        "-std=c++17",
+        "-S",
+        "-O0",
+        "-o",
+        os.devnull,
+        "-Wconversion",
+        "-Wno-float-conversion",
+        "-Wno-sign-conversion",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for file, content in _files(KERNELS / source_name, name_expressions, replace or {}).items():
+            (Path(folder) / file).write_text(content)
+        command = [*_compiler().split(), *flags, f"-I{HERE / 'emulation'}", f"{folder}/main.cpp"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return sorted({line.split("/")[-1] for line in done.stderr.splitlines() if "warning:" in line})
+
+
+def _files(source: Path, names: Sequence[str], replace: Mapping[str, str]) -> dict[str, str]:
+    """What the compiler gets for the kernels of one file: the file, all headers, and launchers."""
     files = {source.name: source.read_text()} | {p.name: p.read_text() for p in sorted(KERNELS.glob("*.cuh"))}
     for old, new in replace.items():
         if (found := sum(text.count(old) for text in files.values())) != 1:
@@ -183,6 +204,13 @@ def _built(
     files = {name: _for_the_cpu(name, content) for name, content in files.items()}
     launchers = "\n".join(f"EMULATED_KERNEL({i}, {name})" for i, name in enumerate(names))
     files["main.cpp"] = f'#include "cuda_on_cpu.h"\n#include "{source.name}"\n{launchers}\n'
+    return files
+
+
+def _built(
+    source: Path, names: tuple[str, ...], sanitize: bool, defines: Mapping[str, Any], replace: Mapping[str, str]
+) -> Path:
+    files = _files(source, names, replace)
     flags = [*_FLAGS, *(f"-D{k}={v}" for k, v in defines.items())]
     if sanitize or os.environ.get(SANITIZE, "0") != "0":
         flags += _SANITIZERS

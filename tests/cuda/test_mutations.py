@@ -10,7 +10,7 @@ import pytest
 
 from lbpar.engine.base import LocalWindow
 from tests.cuda import test_dropout, test_losses, test_norm, test_pack, test_pointwise, test_pooling, test_updates
-from tests.cuda.emulator import EmulationError, Emulator, compiler_found
+from tests.cuda.emulator import EmulationError, Emulator, compiler_found, complaints
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")]
 
@@ -85,3 +85,26 @@ def test_is_noticed(file: str, names: list[str], old: str, new: str, check: Chec
     check(kernels(file, names))
     with pytest.raises(NOTICED):
         check(kernels(file, names, old, new))
+
+
+INDICES = {
+    "pack.cu": test_pack.NAMES,
+    "norm.cu": test_norm.names("float") + test_norm.names("__half"),
+    "pooling.cu": test_pooling.names("float", "i64"),
+    "softmax.cu": test_losses.softmax_names("float"),
+    "losses.cu": test_losses.losses_names("float"),
+    "updates.cu": test_updates.names(),
+    "dropout.cu": ["dropout<float, i64>"],
+    "pointwise.cu": test_pointwise.names("float"),
+}
+
+
+@pytest.mark.parametrize("file", INDICES)
+def test_no_index_loses_bits(file: str) -> None:
+    """Nothing of 64 bits becomes an int by itself."""
+    assert not complaints(file, INDICES[file])
+
+
+def test_a_lost_bit_is_noticed() -> None:
+    fault = {"const i64 row = rest,": "const int row = unit / units; const i64"}
+    assert "may change value" in " ".join(complaints("dropout.cu", INDICES["dropout.cu"], fault))
