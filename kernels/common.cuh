@@ -61,9 +61,9 @@ __device__ __forceinline__ T narrow(V v) {
     return Narrow<T>::from(v);
 }
 
-// N elements that are loaded and stored at once; the address must be a multiple of their size.
+// N elements that are loaded and stored at once; the address must be a multiple of their size, or of 16.
 template <class T, int N>
-struct alignas(sizeof(T) * N) Vector {
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     T v[N];
 };
 template <int N, class T>

@@ -127,3 +127,10 @@ def test_sanitizers_see_a_step_outside() -> None:
     assert (done := sanitized([sys.executable, "-c", code, "1000"])).returncode == 0, done.stderr
     done = sanitized([sys.executable, "-c", code, "999"])
     assert done.returncode and "heap-buffer-overflow" in done.stderr, done.stderr
+
+
+def test_switches_of_the_c_library_do_as_well() -> None:
+    """What other processors than x86-64 get."""
+    module = Emulator(PROBE, ["sum_of<128>", "reverse<true>", "barrier_left_out"], defines={"EMULATED_SWITCH": 0})
+    test_block_reduction(module, 128, 1)
+    test_barrier_left_out_is_an_error(module)

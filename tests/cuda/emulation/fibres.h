@@ -9,10 +9,18 @@
 #include <cstdlib>
 #include <vector>
 
+// A switch of our own where it is written down, else the C library's, many times slower.
+#if !defined(EMULATED_SWITCH)
+#if defined(__x86_64__)
+#define EMULATED_SWITCH 1
+#else
+#define EMULATED_SWITCH 0
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if !defined(__x86_64__)
+#if !EMULATED_SWITCH
 #include <ucontext.h>
 #endif
 
@@ -20,7 +28,7 @@ namespace emulated {
 
 constexpr size_t STACK = 256 << 10;  // bytes; kernels hold their tiles in registers, here on the stack
 
-#if defined(__x86_64__)
+#if EMULATED_SWITCH
 extern "C" void emulated_switch(void** from, void* to);
 asm(R"(
 .text
@@ -48,7 +56,7 @@ emulated_switch:
 struct Fibre {
     char* stack = nullptr;
     void* fake = nullptr;  // the sanitizer's own stack
-#if defined(__x86_64__)
+#if EMULATED_SWITCH
     void* at = nullptr;
 #else
     ucontext_t at;
@@ -64,7 +72,7 @@ struct Switch {
 
     void prepare(Fibre& f, void (*entry)()) {
         if (!f.stack) f.stack = static_cast<char*>(std::aligned_alloc(64, STACK));
-#if defined(__x86_64__)
+#if EMULATED_SWITCH
         void** top = reinterpret_cast<void**>(f.stack + STACK);
         *--top = nullptr;  // where a called function finds its return address
         *--top = reinterpret_cast<void*>(entry);
@@ -108,7 +116,7 @@ struct Switch {
 
   private:
     void jump(Fibre& from, Fibre& to) {
-#if defined(__x86_64__)
+#if EMULATED_SWITCH
         emulated_switch(&from.at, to.at);
 #else
         swapcontext(&from.at, &to.at);
