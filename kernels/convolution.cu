@@ -10,7 +10,8 @@
 // Limits: at most 65 535 groups, and 65 535 phases times splits; VEC_A and VEC_B divide C or F (whichever runs along the operand)
 // and addresses. Groups of few channels waste most of a tile: grouped.cu is for them. A 1x1 convolution of stride 1 is a gemm.
 // Grid: (tiles of m * tiles of n, groups, phases * splits). With splits, parts of the sum go to partial[split], of the result's
-// shape, for sum_splits (gemm.cu): the order of sums, and so every bit, depends on sizes only.
+// shape, for sum_splits (gemm.cu): the order of sums, and so every bit, depends on sizes and
+// the card only.
 // Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py; rims.cu has the forward pass of several boxes.
 // Limited by the rate of tensor cores from about 64 channels on; below, by the instructions that gather (about two a copied
 // 16 bytes, and a division by multiplication for each tap and position). Bytes come from L2: neighbouring taps read the same lines.

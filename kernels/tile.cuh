@@ -16,7 +16,7 @@
 // Called by: gemm.cu, convolution.cu, rims.cu.
 //
 // Intensity: a tile of BM x BN does 2*BM*BN/((BM + BN)*sizeof(T)) operations per byte from L2: 64 for 128x128 of 16-bit elements, so
-// that the limit is the rate of mma.sync (on sm_90 and sm_100 about 60 % of what wgmma and tcgen05, which are not used here, reach).
+// that the limit should be the rate of mma.sync, which on sm_90 and sm_100 is below that of wgmma and tcgen05 (not used here).
 #pragma once
 
 #include "mma.cuh"

@@ -162,6 +162,7 @@ def test_random_geometries() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_many_random_geometries(math: str, seed: int) -> None:
@@ -312,6 +313,7 @@ def test_faults_are_found(fault: str) -> None:
             Cases("float32").add(fault, case, (which,)).check(replace={old: new})
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "tests", ["splits", pytest.param("shapes or types or first_tensor or rims", marks=pytest.mark.slow)]
 )
