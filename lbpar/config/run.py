@@ -23,6 +23,10 @@ class Checkpoint(Section):
     every_minutes: Positive | None = Field(
         default=None, description="Also when so many minutes have passed since the last checkpoint."
     )
+    background: Flag = Field(
+        default=False,
+        description="Train on while a copy of the state is written; rank 0 holds that copy of all ranks' weights and optimizer state. Pays where writing takes long and a core is free.",
+    )
     keep: Count = Field(default=3, description="How many of the latest to keep; the best is kept besides.")
 
 

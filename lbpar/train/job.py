@@ -22,7 +22,7 @@ from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress, short
 from lbpar.train.report import announce, report, say, share, state_bytes
-from lbpar.train.saver import Saver
+from lbpar.train.saver import Saver, check_copy
 from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
@@ -63,6 +63,7 @@ def start(
         if root:  # last, so that nothing is made for a run that cannot start
             if config.run.metrics.tensorboard:
                 tensorboard_messages()
+            check_copy(trainer)
             make_directory(config.run)
     return trainer, goes_on
 
@@ -124,10 +125,9 @@ def _run(
     records: list[dict[str, Any]] = []
     with together(trainer.transport):
         writer = _writer(trainer, out, resumed) if root else None
-    with writer or nullcontext():
+    with writer or nullcontext(), Saver(trainer, out / "checkpoints", check_lock, stop) as saver:
         if root:
             announce(trainer, resumed, state, begin - started)
-        saver = Saver(trainer, out / "checkpoints", check_lock, stop)
         while not trainer.done:
             records.append(_epoch(trainer, root, saver))
             with together(trainer.transport):

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
+from typing import Self
 
+import numpy as np
+
+from lbpar.cost.memory import memory
+from lbpar.errors import ConfigError
+from lbpar.plan.resolve import optimizer_name
+from lbpar.runtime.room import node_memory
+from lbpar.text import human_bytes
 from lbpar.train.report import say
+from lbpar.train.saving import copy_bytes
 from lbpar.train.trainer import Trainer
 from lbpar.transport.stop import STOPPED
 from lbpar.transport.together import together
@@ -16,7 +26,7 @@ AGREE_SECONDS, MOST_UPDATES = 1.0, 20
 
 
 class Saver:
-    """Saves a run as ``run.checkpoint`` says. Every method is collective over all ranks.
+    """Saves a run as ``run.checkpoint`` says; a context manager. Every method is collective over all ranks.
 
     Parameters
     ----------
@@ -38,6 +48,17 @@ class Saver:
         self._updates = 0  # since the ranks last told each other
         self._until = 1
         self._due = False
+        self._thread = ThreadPoolExecutor(1, "lbpar checkpoint") if self._config and self._config.background else None
+        self._under_way: Future[None] | None = None  # on rank 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            if error is None:
+                self._wait()
 
     def after_batch(self) -> None:
         """Save in the middle of an epoch if that is due. At its end `after_epoch` does, but for a run that is asked to end.
@@ -73,22 +94,62 @@ class Saver:
         pace = (now - self._asked) / max(1, self._updates)
         until = int(min(MOST_UPDATES, max(1.0, AGREE_SECONDS / max(pace, 1e-9))))
         late = minutes is not None and now - self._saved >= 60 * minutes
-        told = self._trainer.transport.allgather_obj((self._stop(), until, late))
+        failed = self._under_way is not None and self._under_way.done() and self._under_way.exception() is not None
+        told = self._trainer.transport.allgather_obj((self._stop(), until, late, failed))
+        if told[0][3]:
+            self._wait()
         self._asked, self._updates, self._until = now, 0, told[0][1]
         self._due |= told[0][2]
         if self._trainer.done:  # needs no other job, but its last record and report
             return None
-        return next((f"rank {rank}: {why}" for rank, (why, _, _) in enumerate(told) if why), None)
+        return next((f"rank {rank}: {why}" for rank, (why, *_) in enumerate(told) if why), None)
 
     def _save(self, asked: str | None) -> None:
         """Save; then end the run, if it was asked to."""
         trainer, root = self._trainer, self._trainer.transport.rank == 0
+        self._wait()
         with together(trainer.transport):
             if root:
                 self._check_lock()
-        trainer.save(self._folder)
+        trainer.save(self._folder, self._later if self._thread else None)
         self._saved, self._due = perf_counter(), False
         if asked:
+            self._wait()
             if root:
                 say(f"{asked}: saved after step {trainer.step}, to go on with --resume; exit status {STOPPED}")
             raise SystemExit(STOPPED)
+
+    def _later(self, write: Callable[[], None]) -> None:
+        assert self._thread is not None
+        self._under_way = self._thread.submit(write)
+
+    def _wait(self) -> None:
+        """Until the checkpoint under way is written; its error is one of all ranks."""
+        if self._thread is not None:
+            with together(self._trainer.transport):
+                under_way, self._under_way = self._under_way, None
+                if under_way is not None:
+                    under_way.result()
+
+
+def check_copy(trainer: Trainer) -> None:
+    """Refuse ``run.checkpoint.background`` where rank 0, which calls this, has no room for the copy.
+
+    Raises
+    ------
+    ConfigError
+        Says what it would need, and has.
+    """
+    config = trainer.config
+    if config.run.checkpoint is None or not config.run.checkpoint.background:
+        return
+    copy, own, room = copy_bytes(trainer.worker, trainer.optimizer), 0, node_memory()
+    if all(isinstance(a, np.ndarray) for a in trainer.worker.state.values()):  # else the rest is in a device's memory
+        program = trainer.worker.program(min(config.train.batch, len(trainer.dataset)))
+        own = memory(program, config.engine.dtype, optimizer_name(config.train.optimizer), config.data.prefetch).peak
+        room = min(room, config.parallel.memory or room)
+    if own + copy > room:
+        raise ConfigError(
+            f"run.checkpoint.background: rank 0 would hold a copy of all ranks' state, {human_bytes(copy)}, besides {human_bytes(own)} to "
+            f"train with, but may use {human_bytes(room)}; leave it out, or see parallel.memory."
+        )

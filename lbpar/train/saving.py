@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +29,50 @@ from lbpar.train.checkpoint import (
 from lbpar.transport.together import check_alike, together
 
 Array = Any
+Later = Callable[[Callable[[], None]], object]
 
 
-def save(directory: Path, worker: Worker, optimizer: Optimizer, step: int, meta: Mapping[str, Any], keep: int) -> None:
+def save(
+    directory: Path,
+    worker: Worker,
+    optimizer: Optimizer,
+    step: int,
+    meta: Mapping[str, Any],
+    keep: int,
+    later: Later | None = None,
+) -> None:
     """Write ``directory/step-<step>``; keep the newest ``keep``, and the best if ``meta`` names one. Collective over all ranks.
 
-    Rank 0 writes; it receives the other ranks' blocks one at a time and never holds a whole tensor.
+    Rank 0 writes; it receives the other ranks' blocks one at a time and never holds a whole tensor. With ``later`` it takes copies of all
+    (`copy_bytes`), and that is given the writing of them to call when it likes.
     """
     arrays, layouts = _everything(worker, optimizer)
     transport = worker.transport
     blocks = _blocks(arrays, layouts, worker)
     content = {**meta, "step": step, "optimizer": optimizer.counters(), "optimizer_name": optimizer.name}
+    tensors = {name: (layouts[name].shape, a.dtype) for name, a in arrays.items()}
+
+    def write(blocks: Iterable[Block]) -> None:
+        write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
+        prune(directory, keep, (meta.get("best") or {}).get("step"))
+
     with together(transport):
-        if transport.rank == 0:
-            tensors = {name: (layouts[name].shape, a.dtype) for name, a in arrays.items()}
+        if transport.rank == 0 and later is None:
             try:
-                write_checkpoint(checkpoint_path(directory, step), tensors, blocks, content)
+                write(blocks)
             except CheckpointError:
                 deque(blocks, 0)  # the others send them in any case
                 raise
-            prune(directory, keep, (meta.get("best") or {}).get("step"))
+        elif transport.rank == 0 and later is not None:
+            later(partial(write, [(name, box, array.copy()) for name, box, array in blocks]))
         else:
             deque(blocks, 0)  # sends this rank's
+
+
+def copy_bytes(worker: Worker, optimizer: Optimizer) -> int:
+    """Bytes of the copy that `save` takes to write it later."""
+    arrays, layouts = _everything(worker, optimizer)
+    return sum(prod(layouts[name].shape) * array.itemsize for name, array in arrays.items())
 
 
 def load(

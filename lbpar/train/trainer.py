@@ -26,7 +26,7 @@ from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.checkpoint import checkpoint_path, latest
 from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.norms import check_norms
-from lbpar.train.saving import load, require, save
+from lbpar.train.saving import Later, load, require, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
@@ -286,8 +286,11 @@ class Trainer(Evaluator):
         """Whether the weights of this moment are the best so far."""
         return self.best is not None and self.best.step == self.step
 
-    def save(self, directory: str | Path) -> None:
-        """Write a checkpoint of this moment, which must be `between_updates`; keep the newest few, and the best."""
+    def save(self, directory: str | Path, later: Later | None = None) -> None:
+        """Write a checkpoint of this moment, which must be `between_updates`; keep the newest few, and the best.
+
+        ``later``, if given, gets a function to call that writes it (`lbpar.train.saving.save`).
+        """
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
         meta |= {"totals": asdict(self.totals), "lr": self.schedule(self.step), "normalisation": self._normalisation()}
@@ -295,7 +298,7 @@ class Trainer(Evaluator):
             meta["best"] = self.best.state_dict()
         if self.early_stop is not None:
             meta["early_stop"] = self.early_stop.state_dict()
-        save(as_path(directory), self.worker, self.optimizer, self.step, meta, keep)
+        save(as_path(directory), self.worker, self.optimizer, self.step, meta, keep, later)
 
     def resume(self, directory: str | Path) -> bool:
         """Go on from the newest checkpoint of a directory, whatever grid wrote it; False if there is none.

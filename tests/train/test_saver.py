@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.errors import CheckpointError, ConfigError
 from lbpar.layout.grid import Grid
-from lbpar.train import saver
-from lbpar.train.checkpoint import list_checkpoints
+from lbpar.train import saver, saving
+from lbpar.train.checkpoint import list_checkpoints, open_checkpoint, write_checkpoint
 from lbpar.train.job import run, start
+from lbpar.train.saver import Saver
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.stop import STOPPED
@@ -44,6 +47,12 @@ def job(out: Path, fields: list[str], plan: str = "data 2", resume: bool = False
     world.check_idle()
     (code,) = {code for _, code in ran}
     return [trainer for trainer, _ in ran], code
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    """Contents of a checkpoint."""
+    with open_checkpoint(path) as saved:
+        return {n: saved.read(n, tuple(((0, k),) for k in s)).tobytes() for n, (s, _) in saved.tensors.items()}
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -153,3 +162,65 @@ def test_checkpoints_every_few_minutes_go_by_the_clock_of_rank_0(
     fields = ["run.checkpoint={every_epochs: 100, every_minutes: 1, keep: 100}", "data.test=null"]
     job(tmp_path / "run", fields, plan="")
     assert steps(tmp_path / "run") == [2, 3, 5, 6, 8, 9]
+
+
+BACKGROUND = "run.checkpoint={every_steps: 2, background: true, keep: 100}"
+
+
+@pytest.mark.parametrize("plan", ["", "data 2", "filter 3"])
+def test_training_goes_on_while_a_copy_is_written(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(tmp_path / "a", ["run.checkpoint={every_steps: 2, keep: 100}"], plan=plan)
+    went_on = threading.Event()
+    waited = []
+
+    def write(path: Path, *args: Any) -> None:
+        if path.name == "step-000002":  # is written while the third step, which evaluates, changes all weights
+            waited.append(went_on.wait(60))
+        write_checkpoint(path, *args)
+
+    real = Saver.after_epoch
+
+    def after_epoch(own: Saver) -> None:
+        went_on.set()
+        real(own)
+
+    monkeypatch.setattr(saving, "write_checkpoint", write)
+    monkeypatch.setattr(Saver, "after_epoch", after_epoch)
+    job(tmp_path / "b", [BACKGROUND], plan=plan)
+    assert waited == [True]
+    assert steps(tmp_path / "b") == steps(tmp_path / "a") == [2, 3, 4, 6, 8, 9]
+    for ours, theirs in zip(*(list_checkpoints(tmp_path / name / "checkpoints") for name in "ba"), strict=True):
+        assert tensors(ours) == tensors(theirs)
+
+
+def test_a_run_that_is_asked_to_end_waits_for_what_is_being_written(uninterrupted: Any, tmp_path: Path) -> None:
+    fields, out, trainers = uninterrupted
+    _, code = job(tmp_path / "run", [*fields, BACKGROUND], stop=After(2))
+    assert code == STOPPED
+    resumed, _ = job(tmp_path / "run", [*fields, BACKGROUND], resume=True)
+    same(resumed, trainers)
+    assert records(tmp_path / "run") == records(out)
+
+
+@pytest.mark.parametrize("step", [2, 9])
+def test_what_cannot_be_written_ends_the_run_on_all_ranks(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, *args: Any) -> None:
+        if path.name == f"step-{step:06d}":
+            raise CheckpointError("the disk is full")
+        write_checkpoint(path, *args)
+
+    monkeypatch.setattr(saving, "write_checkpoint", write)
+    with pytest.raises(CheckpointError, match="rank 0: the disk is full"):
+        job(tmp_path / "run", [BACKGROUND])
+    assert not any("checkpoint" in t.name for t in threading.enumerate())
+    assert steps(tmp_path / "run") == [s for s in (2, 3, 4, 6, 8) if s < step]
+
+
+def test_a_copy_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="run.checkpoint.background: rank 0 would hold a copy of all ranks' state, 14.8 kB, "
+    ):
+        job(tmp_path / "run", [BACKGROUND, "parallel.memory=20000"])
+    assert not (tmp_path / "run").exists()
