@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(256, 2) dropout(T* y, const T* x, double rate,
     const Acc<T> factor = static_cast<Acc<T>>(1 / (1 - rate));
     const i64 width = places.extent[4], units = (width + 3) / 4;
     const i64 n = places.extent[0] * places.extent[1] * places.extent[2] * places.extent[3] * units;
+    const bool together = width % 4 == 0 && aligned(x, y);
     for (i64 unit = grid_thread(); unit < n; unit += grid_threads()) {
         Index rest = static_cast<Index>(unit) / static_cast<Index>(units);
         const i64 row = rest, start = (unit - row * units) * 4;
@@ -49,6 +50,15 @@ __global__ void __launch_bounds__(256, 2) dropout(T* y, const T* x, double rate,
             const Index extent = static_cast<Index>(places.extent[d]);
             if (places.of[d]) base += places.of[d][rest % extent];
             rest = rest / extent;
+        }
+        const i64 at = row * width + start;
+        Vector<T, 4> v = {};
+        if (together) {
+            v = load_vector<4>(x + at);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (start + j < width) v.v[j] = x[at + j];
         }
         Words words = {};
         u64 counter = ~0ull;
@@ -62,8 +72,14 @@ __global__ void __launch_bounds__(256, 2) dropout(T* y, const T* x, double rate,
             }
             const int which = static_cast<int>(index & 3);
             const u32 word = which == 0 ? words.w[0] : which == 1 ? words.w[1] : which == 2 ? words.w[2] : words.w[3];
-            const i64 at = row * width + start + j;
-            y[at] = word >= threshold ? narrow<T>(wide(x[at]) * factor) : narrow<T>(Acc<T>(0));
+            v.v[j] = narrow<T>(word >= threshold ? wide(v.v[j]) * factor : Acc<T>(0));
+        }
+        if (together) {
+            store_vector(y + at, v);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (start + j < width) y[at + j] = v.v[j];
         }
     }
 }

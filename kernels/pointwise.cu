@@ -53,6 +53,7 @@ struct Inputs {  // by value
 };
 template <class T, class Join>
 __device__ __forceinline__ void join_all(T* y, const Inputs& all, i64 n, Join join) {
+    if (all.count == 2) return map_elements(join, n, y, static_cast<const T*>(all.of[0]), static_cast<const T*>(all.of[1]));
     for (i64 i = grid_thread(); i < n; i += grid_threads()) {
         Acc<T> v = wide(static_cast<const T*>(all.of[0])[i]);
 #pragma unroll
@@ -62,11 +63,7 @@ __device__ __forceinline__ void join_all(T* y, const Inputs& all, i64 n, Join jo
     }
 }
 KERNEL(class T) add_all(T* y, const __grid_constant__ Inputs all, i64 n) {
-    const T *a = static_cast<const T*>(all.of[0]), *b = static_cast<const T*>(all.of[1]);
-    if (all.count == 2)
-        map_elements(Sum(), n, y, a, b);
-    else
-        join_all(y, all, n, Sum());
+    join_all(y, all, n, Sum());
 }
 KERNEL(class T) multiply_all(T* y, const __grid_constant__ Inputs all, i64 n) {
     join_all(y, all, n, [](Acc<T> a, Acc<T> b) { return a * b; });

@@ -57,7 +57,7 @@ def test_edge_of_the_rate(dropout: Emulator) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(7, 9), (3, 1), (2, 2, 2, 3, 5), (11,), (4, 0), (0, 4)])
+@pytest.mark.parametrize("shape", [(7, 9), (5, 8), (3, 1), (2, 2, 2, 3, 5), (11,), (4, 0), (0, 4)])
 def test_shapes_and_types(dropout: Emulator, kind: str, shape: tuple[int, ...]) -> None:
     x, index = normal(0, shape, kind), block(shape, [1] * len(shape), [n + 3 for n in shape])
     if x.size:
