@@ -238,6 +238,52 @@ class Tanh(Layer):
 
 
 @LAYERS.add
+class Elu(Layer):
+    """x where positive, else alpha · (exp(x) - 1)."""
+
+    op: Literal["elu"]
+    alpha: NonNegative = Field(default=1.0, description="The output lies above -alpha.")
+
+
+@LAYERS.add
+class Gelu(Layer):
+    """x times the normal distribution's probability of less than x."""
+
+    op: Literal["gelu"]
+    approximate: Literal["none", "tanh"] = Field(default="none", description="Exact, or by a hyperbolic tangent.")
+
+
+@LAYERS.add
+class Silu(Layer):
+    """x / (1 + exp(-x)), also called swish."""
+
+    op: Literal["silu"]
+
+
+@LAYERS.add
+class Softplus(Layer):
+    """log(1 + exp(beta · x)) / beta."""
+
+    op: Literal["softplus"]
+    beta: Positive = Field(default=1.0, description="How sharp the bend at 0 is.")
+
+
+@LAYERS.add
+class Hardsigmoid(Layer):
+    """slope · x + 1/2, between 0 and 1."""
+
+    op: Literal["hardsigmoid"]
+    slope: Positive = Field(default=1 / 6, description="Slope in between.")
+
+
+@LAYERS.add
+class Hardswish(Layer):
+    """x · (x / 6 + 1/2, between 0 and 1), as in MobileNet v3."""
+
+    op: Literal["hardswish"]
+
+
+@LAYERS.add
 class LocalResponseNorm(Layer):
     """x / (k + alpha · mean of x² over neighbouring channels)^beta, as in AlexNet."""
 

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from lbpar.engine.device import Array, Float64Array
 from lbpar.engine.rules import Rules
-from lbpar.errors import EngineError
 
 
 @dataclass(frozen=True)
@@ -273,32 +272,29 @@ class Engine(Rules):
         """`norm_apply` with ``invstd = 1/sqrt(var + eps)``."""
 
     # Within samples: x is (rows, positions, groups, channels of a group), statistics are per row and group, scale and bias are
-    # (groups, channels of a group). An engine that lacks these kernels says so.
+    # (groups, channels of a group).
 
+    @abstractmethod
     def sample_norm_sums(self, x: Array) -> Float64Array:
         """`norm_sums` about 0 of each row and group: float64 (4, rows, groups)."""
-        raise self._lacks("instance, group and layer norm")
 
+    @abstractmethod
     def sample_norm_apply(
         self, x: Array, mean: Array, invstd: Array, scale: Array | None = None, bias: Array | None = None
     ) -> Array:
         """``(x - mean) * invstd * scale + bias``; scale and bias None for 1 and 0."""
-        raise self._lacks("instance, group and layer norm")
 
+    @abstractmethod
     def sample_norm_backward_sums(
         self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None = None
     ) -> tuple[Float64Array, Array, Array]:
         """Sums of g = scale*dy and of g*xhat per row and group, float64 (2, rows, groups); and the gradients of scale and bias."""
-        raise self._lacks("instance, group and layer norm")
 
+    @abstractmethod
     def sample_norm_backward_data(
         self, count: float, x: Array, dy: Array, mean: Array, invstd: Array, sums: Array, scale: Array | None = None
     ) -> Array:
         """``invstd * (g - sums[0]/count - xhat*sums[1]/count)`` with g = scale*dy, sums over all ``count`` values of a row's group."""
-        raise self._lacks("instance, group and layer norm")
-
-    def _lacks(self, what: str) -> EngineError:
-        return EngineError(f"engine.name: {self.name} has no kernels for {what} yet; choose numpy or onednn.")
 
     # -- pointwise -------------------------------------------------------------------------------------------------
 
@@ -333,6 +329,14 @@ class Engine(Rules):
     @abstractmethod
     def tanh_backward(self, y: Array, dy: Array, scale: float) -> Array:
         """``dy * (scale - y * y / scale)`` with y the forward result."""
+
+    @abstractmethod
+    def activation_forward(self, kind: str, x: Array, *options: float | str) -> Array:
+        """An activation that has no method of its own (`lbpar.engine.activations`)."""
+
+    @abstractmethod
+    def activation_backward(self, kind: str, kept: Array, dy: Array, *options: float | str) -> Array:
+        """dy times its slope, a function of x or y, as the op declares."""
 
     @abstractmethod
     def local_response_norm_forward(

@@ -118,7 +118,7 @@ class Norms(Engine):
 
         sums = _sums_per_row(x.shape, 2, terms)
         sums[1] *= invstd[..., None]
-        dbias, dscale = (s.sum(axis=0).ravel().astype(x.dtype) for s in sums)
+        dbias, dscale = (s.sum(axis=0).ravel().astype(x.dtype if scale is None else scale.dtype) for s in sums)
         return (sums if scale is None else sums * scale).sum(axis=-1), dscale, dbias
 
     def sample_norm_backward_data(

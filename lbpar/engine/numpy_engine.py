@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine import convolution
+from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Array, Engine
 from lbpar.engine.channels import Channels
 from lbpar.engine.device import Host
@@ -98,6 +99,12 @@ class NumpyEngine(Host, Pooling, Norms, Channels, Losses, Updates, Engine):
         dx += scale
         dx *= dy
         return dx
+
+    def activation_forward(self, kind: str, x: Array, *options: float | str) -> Array:
+        return np.asarray(ACTIVATIONS[kind][0](x, *options), x.dtype)
+
+    def activation_backward(self, kind: str, kept: Array, dy: Array, *options: float | str) -> Array:
+        return np.asarray(dy * ACTIVATIONS[kind][1](kept, *options), dy.dtype)
 
     def local_response_norm_ratio(self, y: Array, dy: Array, scale: Array) -> Array:
         out = dy * y

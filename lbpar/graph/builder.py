@@ -17,7 +17,21 @@ from lbpar.graph.loops import Shape
 from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
-from lbpar.graph.ops.pointwise import Add, Dropout, LeakyRelu, Multiply, Relu, Sigmoid, Tanh
+from lbpar.graph.ops.pointwise import (
+    Add,
+    Dropout,
+    Elu,
+    Gelu,
+    Hardsigmoid,
+    Hardswish,
+    LeakyRelu,
+    Multiply,
+    Relu,
+    Sigmoid,
+    Silu,
+    Softplus,
+    Tanh,
+)
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
@@ -181,6 +195,7 @@ def _method(layer: type[Layer]) -> Callable[..., str]:
 
 for _op in (
     *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
+    *(Elu, Gelu, Silu, Softplus, Hardsigmoid, Hardswish),
     *(InstanceNorm, GroupNorm, LayerNorm, LocalResponseNorm, Softmax, ChannelShuffle),
     *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
 ):

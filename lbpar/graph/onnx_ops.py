@@ -10,7 +10,18 @@ import numpy as np
 
 from lbpar.errors import GraphError
 from lbpar.graph.onnx_file import Array, OnnxNode
-from lbpar.graph.onnx_state import ONE, OPEN_BATCH, Import, Value, first_dims, has_input, imports, note, shortest
+from lbpar.graph.onnx_state import (
+    ACTIVATIONS,
+    ONE,
+    OPEN_BATCH,
+    Import,
+    Value,
+    first_dims,
+    has_input,
+    imports,
+    note,
+    shortest,
+)
 
 
 @imports("Gemm", "MatMul")
@@ -106,21 +117,15 @@ def local_response_norm(s: Import, n: OnnxNode) -> Value:
     return s.made(x, s.builder.local_response_norm(x.name, *options, name=s.name(n)))
 
 
-#: Activations: our op, its options by the names of ONNX' attributes, and whether it is never negative.
-_ACTIVATIONS: dict[str, tuple[str, dict[str, str], bool]] = {
-    "Relu": ("relu", {}, True),
-    "Sigmoid": ("sigmoid", {}, True),
-    "Tanh": ("tanh", {}, False),
-    "LeakyRelu": ("leaky_relu", {"alpha": "slope"}, False),
-}
-
-
-@imports(*_ACTIVATIONS)
+@imports(*ACTIVATIONS)
 def activation(s: Import, n: OnnxNode) -> Value:
     """A function of each element."""
-    kind, names, nonnegative = _ACTIVATIONS[n.kind]
+    kind, names, nonnegative = ACTIVATIONS[n.kind]
     x = s.tensor(n)
-    options = {ours: shortest(n.attributes[theirs]) for theirs, ours in names.items()}
+    if n.kind == "HardSigmoid" and n.attributes["beta"] != 0.5:
+        raise GraphError(f"its beta is {n.attributes['beta']}, expected 0.5.")
+    given = {ours: n.attributes[theirs] for theirs, ours in names.items()}
+    options = {k: v if isinstance(v, str) else shortest(v) for k, v in given.items()}
     return s.made(x, s.builder.layer(kind, x.name, s.name(n), **options), nonnegative)
 
 
@@ -347,11 +352,9 @@ def _broadcast(s: Import, xs: list[Value]) -> list[Value]:
 
 #: What to use instead of an op that cannot be imported.
 INSTEAD = {
-    **dict.fromkeys(("Clip", "Elu", "Selu", "Celu", "Gelu", "Softplus", "ThresholdedRelu", "Mish"), "Relu"),
+    **dict.fromkeys(("Clip", "Selu", "Celu", "ThresholdedRelu", "Mish"), "Relu"),
     "PRelu": "LeakyRelu",
-    "HardSigmoid": "Sigmoid",
-    "HardSwish": "x * sigmoid(x) (SiLU)",
-    "Erf": "Relu (as activation)",
+    "Erf": "Gelu (opset 20)",
     **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
     "ReduceSum": "ReduceMean or GlobalAveragePool",
     **dict.fromkeys(("Slice", "Split", "Gather"), "a Conv per part, or a Conv with a stride"),

@@ -24,6 +24,19 @@ log = logging.getLogger(__name__)
 H = TypeVar("H", bound="Callable[[Import, OnnxNode], Value | None]")
 
 #: Stands for the number of samples in shape arithmetic where the file leaves it open: a prime that no layer has as size.
+#: Activations: our op, its options by the names of ONNX' attributes, and whether it is never negative.
+ACTIVATIONS: dict[str, tuple[str, dict[str, str], bool]] = {
+    "Relu": ("relu", {}, True),
+    "Sigmoid": ("sigmoid", {}, True),
+    "Tanh": ("tanh", {}, False),
+    "LeakyRelu": ("leaky_relu", {"alpha": "slope"}, False),
+    "Elu": ("elu", {"alpha": "alpha"}, False),
+    "Gelu": ("gelu", {"approximate": "approximate"}, False),
+    "Softplus": ("softplus", {}, True),
+    "HardSigmoid": ("hardsigmoid", {"alpha": "slope"}, True),
+    "HardSwish": ("hardswish", {}, False),
+}
+
 OPEN_BATCH = 1_000_003
 ONE = -1
 #: Op type to what imports it.

@@ -10,7 +10,7 @@ from typing import Any
 
 from lbpar.errors import GraphError
 from lbpar.graph.onnx_file import Array, OnnxNode
-from lbpar.graph.onnx_state import ONE, Import, Value, first_dims, has_input, imports
+from lbpar.graph.onnx_state import ACTIVATIONS, ONE, Import, Value, first_dims, has_input, imports
 
 Pairs = tuple[tuple[int, int], ...]
 _SAME = ("SAME_UPPER", "SAME_LOWER")
@@ -18,7 +18,7 @@ _LOWEST = -3e38  # what exporters write for minus infinity in float32
 #: Ops that pass over a pooled value on the way to one that needs it as an image.
 _JOINS = ("Add", "Sum", "Mul", "Concat")
 _NORMS = ("InstanceNormalization", "GroupNormalization", "LayerNormalization")
-_PASS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Dropout", "Identity", "BatchNormalization", *_NORMS, *_JOINS)
+_PASS = (*ACTIVATIONS, "Dropout", "Identity", "BatchNormalization", *_NORMS, *_JOINS)
 _IMAGE_OPS = ("Conv", "ConvTranspose", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool")
 
 

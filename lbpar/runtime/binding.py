@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
 from lbpar.graph.loops import Kernel, Window
 from lbpar.layout.layout import Dim, Layout
@@ -271,6 +272,14 @@ def _listed(*arrays: Array) -> tuple[Any, ...]:
     return (list(arrays),)
 
 
+def _activation(kind: str, method: str) -> Binder:
+    def bind(b: Bound) -> Call:
+        options = [value for _, value in b.kernel.attrs]
+        return lambda e, _, *arrays: (getattr(e, method)(kind, *arrays, *options),)
+
+    return bind
+
+
 def _dropout(b: Bound) -> Call:
     rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
     index = index_parts(b.writes[0], b.written[0].shape)
@@ -377,6 +386,11 @@ BINDERS: dict[str, Binder] = {
     "sigmoid_backward": _method("sigmoid_backward"),
     "tanh_forward": _method("tanh_forward", "scale"),
     "tanh_backward": _method("tanh_backward", "scale"),
+    **{
+        f"{kind}_{way}": _activation(kind, f"activation_{way}")
+        for kind in ACTIVATIONS
+        for way in ("forward", "backward")
+    },
     "local_response_norm_forward": _method(
         "local_response_norm_forward", "alpha", "beta", "k", more=_local_response_norm_forward
     ),

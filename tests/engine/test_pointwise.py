@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from lbpar import random as counter_random
+from lbpar.engine.activations import ACTIVATIONS, erf
 from tests.engine.oracles import close
 
 SHAPES = [(3, 4, 5, 2), (7, 3), (2, 0, 3), (0, 4)]
@@ -113,3 +116,29 @@ def test_axpy(engine, dtype, rng):
     close(engine.axpy(0.3, x), 0.3 * x.astype(np.float64), dtype)
     close(engine.axpy(0.3, x, y), 0.3 * x.astype(np.float64) + y, dtype)
     assert engine.axpy(0.3, x).dtype == dtype
+
+
+def test_erf_is_that_of_the_library():
+    x = np.concatenate([np.linspace(-8, 8, 20001), [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    np.testing.assert_allclose(erf(x), [math.erf(v) for v in x], rtol=1e-14, atol=2e-16)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_a_table_bear_what_is_large(engine, dtype, kind):
+    options = {"elu": (1.0,), "gelu": ("none",), "softplus": (1.0,), "hardsigmoid": (0.2,)}.get(kind, ())
+    x = np.array([[-1000, 1000, np.nan]], dtype)
+    with np.errstate(over="raise"):
+        y = engine.activation_forward(kind, x, *options)
+        slope = engine.activation_backward(kind, x if kind in ("gelu", "silu", "hardswish") else y, x / x, *options)
+    assert y.dtype == slope.dtype == dtype
+    high, flat = (1, 0) if kind == "hardsigmoid" else (1000, 1)
+    np.testing.assert_array_equal(y, [[-1 if kind == "elu" else 0, high, np.nan]])
+    np.testing.assert_array_equal(slope[0, :2], [0, flat])
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_a_table_of_nothing(engine, dtype, kind):
+    options = {"elu": (1.0,), "gelu": ("none",), "softplus": (1.0,), "hardsigmoid": (0.2,)}.get(kind, ())
+    x = np.zeros((2, 0, 3), dtype)
+    assert engine.activation_forward(kind, x, *options).shape == x.shape
+    assert engine.activation_backward(kind, x, x, *options).shape == x.shape

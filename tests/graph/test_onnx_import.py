@@ -110,6 +110,24 @@ def test_layer_norm_over_the_last_dimension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "kind, attributes",
+    [
+        *(
+            ("Elu", {"alpha": 0.5}),
+            ("Gelu", {}),
+            ("Gelu", {"approximate": "tanh"}),
+            ("Softplus", {}),
+            ("HardSwish", {}),
+        ),
+        ("HardSigmoid", {"alpha": 0.25}),
+    ],
+)
+def test_activation_by_name(kind: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    net = Net(("n", 4, 5, 3), 20)
+    check(net, net.add(kind, "x", **attributes), tmp_path, tolerance=1e-7)
+
+
+@pytest.mark.parametrize(
     "shape, pad, extra",
     [([18, 16], ((1, 0), (1, 0)), (0, 0)), ([17, 14], ((1, 1), (2, 1)), (0, 0)), ([20, 17], ((0, 0), (0, 0)), (1, 0))],
 )
@@ -655,7 +673,7 @@ def _one(kind: str, *more: Any, shape: Any = IMAGE, **attributes: Any) -> tuple[
 @pytest.mark.parametrize(
     "made, message",
     [
-        (lambda: _one("Erf"), r"node 'here' \(Erf\).*supported are Add, .*use Relu \(as activation\).*Python function"),
+        (lambda: _one("Erf"), r"node 'here' \(Erf\).*supported are Add, .*use Gelu \(opset 20\).*Python function"),
         (lambda: _one("Clip"), r"\(Clip\).*Instead, use Relu"),
         (lambda: _one("Mul", np.full(1, 2.0)), r"\(Mul\).*constant of shape \(1,\).*scale the data"),
         (lambda: _one("Reshape", np.array([0, 3, 72])), r"\(Reshape\).*reshapes \(N, 3, 9, 8\) to \(0, 3, 72\)"),

@@ -159,6 +159,22 @@ def test_norm_within_samples(kind: str, options: dict, shape: tuple[int, ...], a
         )
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(("elu", {}), ("elu", {"alpha": 0.3}), ("gelu", {}), ("gelu", {"approximate": "tanh"}), ("silu", {})),
+        *(("softplus", {}), ("softplus", {"beta": 2.0}), ("hardsigmoid", {}), ("hardswish", {})),
+    ],
+)
+def test_activation(kind: str, options: dict) -> None:
+    """Of inputs on both sides of every bend."""
+
+    def op(g: GraphBuilder, x: str) -> str:
+        return g.layer(kind, g.tanh(x, 5.0), **options)
+
+    check(around((6, 5, 7), op))
+
+
 @pytest.mark.parametrize("kind", ["relu", "leaky_relu", "sigmoid", "tanh", "flatten"])
 def test_one_input(kind: str) -> None:
     check(around((4, 5, 3), lambda g, x: getattr(g, kind)(x)))

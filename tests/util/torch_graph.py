@@ -139,6 +139,16 @@ def _apply(
             return x.softmax(-1)
         case "channel_shuffle":
             return _last(functional.channel_shuffle(_first(x), op.groups))
+        case "elu":
+            return functional.elu(x, op.alpha)
+        case "gelu":
+            return functional.gelu(x, approximate=op.approximate)
+        case "softplus":
+            return functional.softplus(x, op.beta)
+        case "silu" | "hardswish":
+            return getattr(functional, op.kind)(x)
+        case "hardsigmoid":  # torch's own has a gradient of 1/6 in float32
+            return (op.slope * x + 0.5).clamp(0, 1)
         case "leaky_relu":
             return functional.leaky_relu(x, op.slope)
         case "add":

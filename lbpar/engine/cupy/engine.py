@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine.base import Engine
+from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
 from lbpar.errors import EngineError
 
@@ -25,7 +26,7 @@ def half(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name))
 
 
-class CupyEngine(Updates, Engine):
+class CupyEngine(Updates, ThroughHost, Engine):
     """Local kernels on the current CUDA device.
 
     Parameters

@@ -38,13 +38,16 @@ class Pointwise(Op):
 
 @dataclass(frozen=True)
 class Activation(Pointwise):
-    """y = f(x), whose gradient is a function of y and dy (so x need not be kept)."""
+    """y = f(x), whose gradient is a function of dy and of one of x and y."""
+
+    #: Which; y is better, since what follows mostly keeps it anyway.
+    kept: ClassVar[str] = "y"
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         return (self._kernel(f"{self.kind}_forward", xs, self._inputs(xs), "y"),)
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
-        reads = (tensor("y", xs[0]), tensor("dy", xs[0]))
+        reads = (tensor(self.kept, xs[0]), tensor("dy", xs[0]))
         return (self._kernel(f"{self.kind}_backward", xs, reads, "dx0"),)
 
 
@@ -76,6 +79,55 @@ class Tanh(Activation):
 
     scale: float
     options: ClassVar[type[Layer]] = layers.Tanh
+
+
+@dataclass(frozen=True)
+class Elu(Activation):
+    """x where x > 0, alpha * (exp(x) - 1) elsewhere."""
+
+    alpha: float
+    options: ClassVar[type[Layer]] = layers.Elu
+
+
+@dataclass(frozen=True)
+class Gelu(Activation):
+    """x * P(normal < x)."""
+
+    approximate: str
+    options: ClassVar[type[Layer]] = layers.Gelu
+    kept: ClassVar[str] = "x0"
+
+
+@dataclass(frozen=True)
+class Silu(Activation):
+    """x / (1 + exp(-x))."""
+
+    options: ClassVar[type[Layer]] = layers.Silu
+    kept: ClassVar[str] = "x0"
+
+
+@dataclass(frozen=True)
+class Softplus(Activation):
+    """log(1 + exp(beta * x)) / beta."""
+
+    beta: float
+    options: ClassVar[type[Layer]] = layers.Softplus
+
+
+@dataclass(frozen=True)
+class Hardsigmoid(Activation):
+    """clip(slope * x + 1/2, 0, 1)."""
+
+    slope: float
+    options: ClassVar[type[Layer]] = layers.Hardsigmoid
+
+
+@dataclass(frozen=True)
+class Hardswish(Activation):
+    """x * clip(x / 6 + 1/2, 0, 1)."""
+
+    options: ClassVar[type[Layer]] = layers.Hardswish
+    kept: ClassVar[str] = "x0"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""Kernels that there are none of for CUDA yet: NumPy's, on copies in host memory. Right, and slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from lbpar.engine.base import Engine
+from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.numpy_engine import NumpyEngine
+
+
+def _on_host(name: str) -> Callable[..., Any]:
+    @wraps(getattr(Engine, name))
+    def method(self: ThroughHost, *args: Any) -> Any:
+        given = (self.to_host(a) if isinstance(a, self._ndarray) else a for a in args)
+        made = getattr(NumpyEngine(self.dtype), name)(*given)
+        return tuple(map(self.from_host, made)) if isinstance(made, tuple) else self.from_host(made)
+
+    return method
+
+
+class ThroughHost(CupyDevice):
+    """The part of the engine that runs on the host."""
+
+    sample_norm_sums = _on_host("sample_norm_sums")
+    sample_norm_apply = _on_host("sample_norm_apply")
+    sample_norm_backward_sums = _on_host("sample_norm_backward_sums")
+    sample_norm_backward_data = _on_host("sample_norm_backward_data")
+    activation_forward = _on_host("activation_forward")
+    activation_backward = _on_host("activation_backward")
