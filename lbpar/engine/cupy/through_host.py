@@ -12,7 +12,7 @@ from lbpar.engine.numpy_engine import NumpyEngine
 
 
 def _on_host(name: str) -> Callable[..., Any]:
-    @wraps(getattr(Engine, name))
+    @wraps(getattr(Engine, name), updated=())  # but for the mark of abstract methods
     def method(self: ThroughHost, *args: Any) -> Any:
         given = (self.to_host(a) if isinstance(a, self._ndarray) else a for a in args)
         made = getattr(NumpyEngine(self.dtype), name)(*given)
