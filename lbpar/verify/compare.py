@@ -41,6 +41,9 @@ FLOOR = 1e-3
 """Tensors smaller than this part of the largest of their kind count as if they were that large: the gradient of a bias
 before a batch norm, say, is zero except for rounding."""
 
+LARGE = 0.05
+"""Tensors of a half type larger than this part of the largest of their kind are compared."""
+
 NOISE = 1e-12
 """Gradients smaller than this part of the largest one are rounding."""
 
@@ -290,6 +293,17 @@ def _bytes(programs: Sequence[Program], engine: Engine, counted: Sequence[Mappin
             f"verify: the transport counted {sent} bytes, the program says {predicted}; this is a defect of lbpar."
         )
     return sent
+
+
+def worst_of_large(exact: Reference, found: Mapping[str, float]) -> float:
+    """Worst relative difference of the tensors that are not small beside others of their kind; of half types, where small ones are
+    what is left when larger numbers cancel, the rest is rounding."""
+    sizes = {value: root_mean_square(a) for value, a in exact.values.items() if value in found}
+    kinds = {value: value.rpartition(":")[2] if ":" in value else "state" for value in sizes}
+    most: dict[str, float] = {}
+    for value, size in sizes.items():
+        most[kinds[value]] = max(most.get(kinds[value], 0.0), size)
+    return max((d for value, d in found.items() if sizes[value] > LARGE * most[kinds[value]]), default=0.0)
 
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
