@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="+",
         type=path_option,
-        help="directory of IDX files or of pictures; .npz file; or images and labels as two IDX or .npy files",
+        help="directory of IDX files, pictures or volumes (NIfTI, .npy); .npz file; or images and labels as two files",
     )
     convert.add_argument("--out", required=True, type=path_option, help="file to write")
     convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
@@ -61,6 +61,11 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--classes", type=int, help="number of classes (default: largest label plus one)")
     convert.add_argument("--normalise", action="store_true", help="store mean and deviation per channel")
+    convert.add_argument("--spacing", type=float, nargs="+", metavar="MM", help="volumes: resample to this voxel size")
+    convert.add_argument("--shape", type=int, nargs=3, metavar=("D", "H", "W"), help="volumes: resample to this size")
+    convert.add_argument(
+        "--pad", type=int, nargs="?", const=1, metavar="N", help="volumes: pad to the largest, a multiple of N (1)"
+    )
     convert.add_argument("--gzip", action="store_true", help="compress")
     convert.add_argument("--overwrite", action="store_true", help=_OVERWRITE)
 

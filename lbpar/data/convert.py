@@ -1,4 +1,4 @@
-"""Turn other formats into HDF5: IDX (MNIST, Fashion-MNIST), NPZ, NPY pairs, folders of pictures."""
+"""Turn other formats into HDF5: IDX (MNIST, Fashion-MNIST), NPZ, NPY pairs, folders of pictures, volumes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import destination
 from lbpar.data.pictures import SUFFIXES
 from lbpar.data.pieces import Rows, pieces
+from lbpar.data.volume_file import is_volume
+from lbpar.data.volumes import Fit, open_volumes
 from lbpar.data.writer import Split, write
 from lbpar.errors import DataError
 
@@ -36,6 +38,9 @@ def convert(
     gzip: bool = False,
     normalise: bool = False,
     overwrite: bool = False,
+    spacing: Sequence[float] | None = None,
+    shape: Sequence[int] | None = None,
+    pad: int | None = None,
 ) -> list[Split]:
     """Convert one dataset to an HDF5 file, in the number type of the source.
 
@@ -45,7 +50,7 @@ def convert(
         One of: a directory of IDX files (``train-images-idx3-ubyte.gz`` and the like); an images and a labels file,
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
         directory of pictures per class, or with ``images`` and ``masks``, or with ``train``, ``val`` and ``test`` that hold
-        such directories (needs Pillow).
+        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel) or NPY; a volume and its label map.
     out : str or Path
         The file to write; splits of other names that it has already are kept.
     split : str
@@ -61,6 +66,8 @@ def convert(
         Store mean and standard deviation per channel of the first split, so that reading normalises.
     overwrite : bool
         Replace splits that the file has.
+    spacing, shape, pad
+        How volumes come to one size; see `lbpar.data.volumes.Fit`.
 
     Returns
     -------
@@ -79,7 +86,7 @@ def convert(
             raise DataError(f"{p}: no such file or directory.")
     if classes is not None and not 1 <= classes < 1 << 31:
         raise DataError(f"convert: got {classes} classes, expected 1 or more, fewer than 2³¹.")
-    splits = _labelled([_ready(s, channels) for s in _read(paths, split)], classes)
+    splits = _labelled([_ready(s, channels) for s in _read(paths, split, Fit(spacing, shape, pad))], classes)
     path, kept = destination(out, [s.name for s in splits], overwrite)
     present = _present(path, kept)
     _check_alike([*present, *splits], path)
@@ -100,14 +107,20 @@ def convert(
     return splits
 
 
-def _read(paths: list[Path], split: str) -> list[Split]:
+def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
     first = paths[0]
+    if len(paths) == 2 and all(is_volume(p) and p.suffix != ".npy" for p in paths):
+        x, y, words, beside = open_volumes(paths[:1], paths[1:], fit)
+        origin = f"{first} and {paths[1]}: {words}, and a class per voxel"
+        return [Split(split, x, y, origin=origin, beside=beside)]
+    if fit and not (len(paths) == 1 and first.is_dir()):
+        raise DataError(f"{first}: --spacing, --shape and --pad are for folders of volumes, and pairs of NIfTI files.")
     if len(paths) == 2 and not any(p.is_dir() for p in paths):
         return read_pair(first, paths[1], split)
     if len(paths) != 1:
         raise DataError(f"convert: got {len(paths)} sources, expected one, or an images and a labels file.")
     if first.is_dir():
-        found = read_idx_folder(first) or read_folder(first, split)
+        found = read_idx_folder(first) or read_folder(first, split, fit)
         if found:
             return found
         raise DataError(

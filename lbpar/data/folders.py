@@ -1,14 +1,18 @@
-"""Folders of pictures: a folder per class, or ``images`` and ``masks``, in one folder per split or without splits."""
+"""Folders of pictures or volumes: a folder per class, or ``images`` and ``masks``, in one folder per split or without splits."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lbpar.data.pictures import SUFFIXES, open_pictures
+from lbpar.data.pieces import Rows
+from lbpar.data.volume_file import is_volume, stem
+from lbpar.data.volumes import Fit, open_volumes
 from lbpar.data.writer import Split
 from lbpar.errors import DataError
 
@@ -29,7 +33,7 @@ _NOT_DATA = {
 _OF_A_MASK = re.compile(r"[-_. ](mask|seg|segmentation|label|labels|gt)$", re.IGNORECASE)
 
 
-def read_folder(folder: Path, split: str) -> list[Split]:
+def read_folder(folder: Path, split: str, fit: Fit) -> list[Split]:
     """The splits in a folder, train first; none if it holds no folders.
 
     Parameters
@@ -37,6 +41,8 @@ def read_folder(folder: Path, split: str) -> list[Split]:
     folder : Path
     split : str
         Name of the only split where there are no folders per split.
+    fit : Fit
+        Of volumes.
 
     Raises
     ------
@@ -48,7 +54,7 @@ def read_folder(folder: Path, split: str) -> list[Split]:
     if not inner or (not named and all(not _folders(f) and not any(map(_is_picture, _visible(f))) for f in inner)):
         return []
     if not named:
-        return [_group(folder, split, None)]
+        return [_group(folder, split, None, fit)]
     if len(named) < len(inner):
         others = ", ".join(f.name for f in inner if f not in named)
         raise DataError(
@@ -61,11 +67,11 @@ def read_folder(folder: Path, split: str) -> list[Split]:
         )
     found: list[Split] = []
     for f, name in sorted(named.items(), key=lambda item: list(_WORDS).index(item[1])):
-        found.append(_group(f, name, found[0] if found else None))
+        found.append(_group(f, name, found[0] if found else None, fit))
     return found
 
 
-def _group(folder: Path, split: str, first: Split | None) -> Split:
+def _group(folder: Path, split: str, first: Split | None, fit: Fit) -> Split:
     """One split; ``first`` is the first of the same folder, which says what the classes are."""
     inner = _folders(folder)
     left_out = _left_out(folder)
@@ -82,15 +88,15 @@ def _group(folder: Path, split: str, first: Split | None) -> Split:
                 f"{folder}: got the folders {', '.join(f.name for f in inner)}, expected a folder `images` and one `masks` with a "
                 "picture of the same name for each, or a folder per class."
             )
-        return _masked(images[0], masks[0], split, left_out)
-    return _classes(inner, folder, split, first, left_out)
+        return _masked(images[0], masks[0], split, left_out, fit)
+    return _classes(inner, folder, split, first, left_out, fit)
 
 
-def _masked(images: Path, masks: Path, split: str, left_out: list[str]) -> Split:
-    """Pictures with a class per pixel."""
+def _masked(images: Path, masks: Path, split: str, left_out: list[str], fit: Fit) -> Split:
+    """Pictures or volumes with a class per pixel."""
     pictures, labels = _by_stem(images, left_out), _by_stem(masks, left_out)
     if labels.keys() != pictures.keys():
-        labels = {_OF_A_MASK.sub("", stem) if stem not in pictures else stem: f for stem, f in labels.items()}
+        labels = {_OF_A_MASK.sub("", name) if name not in pictures else name: f for name, f in labels.items()}
     alone = sorted(pictures.keys() ^ labels.keys())
     if alone:
         raise DataError(
@@ -102,12 +108,30 @@ def _masked(images: Path, masks: Path, split: str, left_out: list[str]) -> Split
         raise DataError(
             f"{lossy}: JPEG changes the values of pixels, which are numbers of classes; save masks as PNG or TIFF."
         )
-    x, words = open_pictures(list(pictures.values()))
-    y, _ = open_pictures([labels[stem] for stem in pictures], labels=True)
-    return Split(split, x, y, origin=f"{images} and {masks}: {words}, and a class per pixel", remarks=_told(left_out))
+    x, y, words, beside = _open(list(pictures.values()), [labels[name] for name in pictures], fit)
+    what = "voxel" if beside else "pixel"
+    origin = f"{images} and {masks}: {words}, and a class per {what}"
+    return Split(split, x, y, origin=origin, remarks=_told(left_out), beside=beside)
 
 
-def _classes(inner: list[Path], folder: Path, split: str, first: Split | None, left_out: list[str]) -> Split:
+def _open(files: list[Path], masks: list[Path] | None, fit: Fit) -> tuple[Rows, Any, str, dict[str, Any]]:
+    """Samples, labels if there are masks, a few words, and what is stored beside each sample."""
+    kinds = {is_volume(f) for f in [*files, *(masks or [])]}
+    if len(kinds) == 2:
+        raise DataError(
+            f"{files[0].parent}: got pictures and volumes (NIfTI, NumPy), expected one kind; convert them apart."
+        )
+    if kinds == {True}:
+        return open_volumes(files, masks, fit)
+    if fit:
+        raise DataError(
+            f"{files[0].parent}: got pictures; --spacing, --shape and --pad are for volumes (NIfTI, NumPy)."
+        )
+    x, words = open_pictures(files)
+    return x, open_pictures(masks, labels=True)[0] if masks else None, words, {}
+
+
+def _classes(inner: list[Path], folder: Path, split: str, first: Split | None, left_out: list[str], fit: Fit) -> Split:
     """Pictures in a folder per class."""
     own = {unicodedata.normalize("NFC", f.name): f for f in inner}
     names = (
@@ -136,7 +160,7 @@ def _classes(inner: list[Path], folder: Path, split: str, first: Split | None, l
     labels = np.repeat(np.arange(len(names)), [len(files.get(n, ())) for n in names])
     if not len(labels):
         raise DataError(f"{folder}: there are no pictures.")
-    x, words = open_pictures([f for n in names for f in files.get(n, ())])
+    x, _, words, beside = _open([f for n in names for f in files.get(n, ())], None, fit)
     told = ", ".join(f"{i} {n}" for i, n in enumerate(names[:20])) + (", ..." if len(names) > 20 else "")
     return Split(
         split,
@@ -145,12 +169,13 @@ def _classes(inner: list[Path], folder: Path, split: str, first: Split | None, l
         class_names=names,
         origin=f"{folder}: {words}, a class per folder: {told}",
         remarks=_told(left_out),
+        beside=beside,
     )
 
 
 def _by_stem(folder: Path, left_out: list[str]) -> dict[str, Path]:
     files = _pictures(folder, left_out)
-    found = {unicodedata.normalize("NFC", f.stem): f for f in files}
+    found = {unicodedata.normalize("NFC", stem(f)): f for f in files}
     if not files or len(found) < len(files):
         raise DataError(f"{folder}: there are {'two pictures of one name' if files else 'no pictures'}.")
     return found
@@ -163,8 +188,8 @@ def _pictures(folder: Path, left_out: list[str]) -> list[Path]:
         raise DataError(f"{inner[0]}: a folder inside {folder.name}, where pictures are expected; move it.")
     left_out += _left_out(folder)
     files = [f for f in _visible(folder) if _is_picture(f)]
-    plain = {f.stem for f in files}
-    marked = next((f for f in files if _OF_A_MASK.sub("", f.stem) in plain - {f.stem}), None)
+    plain = {stem(f) for f in files}
+    marked = next((f for f in files if _OF_A_MASK.sub("", stem(f)) in plain - {stem(f)}), None)
     if marked:
         raise DataError(
             f"{marked}: it looks like the mask of a picture beside it; put them into folders `images` and `masks`."
@@ -183,7 +208,7 @@ def _left_out(folder: Path) -> list[str]:
 
 
 def _is_picture(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and not file.is_dir()
+    return (file.suffix.lower() in SUFFIXES or is_volume(file)) and not file.is_dir()
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -39,6 +39,8 @@ class Split:
         What was taken for this split, in words.
     remarks : list of str
         What else its maker should know: files that were left out, values that are not finite.
+    beside : dict of array
+        What else is known of each sample, stored beside x and y by these names: affine, spacing, files.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Split:
     class_names: tuple[str, ...] = ()
     origin: str = ""
     remarks: list[str] = field(default_factory=list)
+    beside: dict[str, Any] = field(default_factory=dict)
 
 
 def write(
@@ -86,6 +89,8 @@ def write(
                 bad = _fill(group, name, source, gzip and len(source.shape) > 1, check)
                 if bad:
                     s.remarks.append(f"{name} is not finite in {len(bad)} samples, the first of which is {bad[0]}")
+            for name, values in s.beside.items():
+                group[name] = values
             group["x"].attrs.update(s.attributes)
             number = s.classes or classes
             if number and is_label(s.y):

@@ -1,0 +1,197 @@
+"""Volumes as samples: values, places and types as nibabel has them; sizes made alike; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from lbpar.data.__main__ import main
+from lbpar.data.convert import convert
+from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.volumes import resample
+from lbpar.errors import DataError
+
+nib = pytest.importorskip("nibabel")
+pytest.importorskip("scipy")
+
+RAS = np.array([[0.9, 0.1, 0, -20], [-0.1, 1.2, 0, 5], [0, 0, 2.5, 7], [0, 0, 0, 1]])
+# Left, posterior, superior, in the order (superior, left, posterior).
+SLP = RAS @ np.array([[0, -1, 0, 4], [0, 0, -1, 6], [1, 0, 0, 0], [0, 0, 0, 1.0]])
+
+
+def save(path: Path, values: np.ndarray, affine: np.ndarray = RAS, slope: float = 1, inter: float = 0) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = nib.Nifti1Image(values, affine, dtype=values.dtype)
+    image.header.set_slope_inter(slope, inter)
+    if (slope, inter) != (1, 0):  # nibabel would divide by it
+        image = nib.Nifti1Image(values * slope + inter, affine)
+        image.header.set_data_dtype(values.dtype)
+        image.header.set_slope_inter(slope, inter)
+    nib.save(image, path)
+    return nib.load(path)
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: Any, classes: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if classes:
+        return rng.integers(0, classes, shape).astype(dtype)
+    return rng.integers(-100 if np.dtype(dtype).kind != "u" else 0, 100, shape).astype(dtype)
+
+
+def read(path: Path, name: str, split: str = "") -> np.ndarray:
+    with h5py.File(path) as file:
+        return file[f"{split}/{name}"][...]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
+def test_values_types_and_places_are_nibabels(tmp_path: Path, dtype: str, suffix: str) -> None:
+    for i, affine in enumerate((RAS, SLP)):
+        shape = (5, 7, 3) if i == 0 else (3, 5, 7)
+        save(tmp_path / f"d/images/case{i}.{suffix}", draw(i, shape, dtype), affine)
+        save(tmp_path / f"d/labels/case{i}.{suffix}", draw(i, shape, "uint8", 3), affine)
+    out = tmp_path / "o.h5"
+    [split] = convert([tmp_path / "d"], out)
+    assert split.classes == 3 and read(out, "x").dtype == dtype and read(out, "y").dtype == np.uint8
+    for i in range(2):
+        image, label = (
+            nib.as_closest_canonical(nib.load(tmp_path / f"d/{kind}/case{i}.{suffix}")) for kind in ("images", "labels")
+        )
+        np.testing.assert_array_equal(read(out, "x")[i, ..., 0], np.asanyarray(image.dataobj))
+        np.testing.assert_array_equal(read(out, "y")[i], np.asanyarray(label.dataobj))
+        np.testing.assert_allclose(read(out, "affine")[i], image.affine, rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(read(out, "spacing")[i], image.header.get_zooms(), rtol=1e-5)
+    # The same place in the world, whatever order the file has.
+    np.testing.assert_allclose(*read(out, "affine"), rtol=1e-5, atol=1e-5)
+    assert [Path(name.decode()).name for name in read(out, "files")] == [f"case{i}.{suffix}" for i in range(2)]
+
+
+def test_scaled_numbers_and_channels(tmp_path: Path) -> None:
+    image = save(tmp_path / "a.nii.gz", draw(0, (4, 3, 5, 2), "int16"), slope=0.5, inter=10)
+    save(tmp_path / "a_seg.nii.gz", draw(1, (4, 3, 5), "int16", 4))
+    assert np.asanyarray(image.dataobj).min() < 0 and image.get_data_dtype() == np.int16
+    convert([tmp_path / "a.nii.gz", tmp_path / "a_seg.nii.gz"], tmp_path / "o.h5", normalise=True)
+    np.testing.assert_array_equal(read(tmp_path / "o.h5", "x")[0], image.get_fdata().astype(np.float32))
+    assert read(tmp_path / "o.h5", "y").dtype == np.int16
+    x = Hdf5Dataset(tmp_path / "o.h5", dtype=np.float64).read(np.arange(1))
+    np.testing.assert_allclose(x.mean(axis=(0, 1, 2, 3)), 0, atol=1e-12)
+    np.testing.assert_allclose(x.std(axis=(0, 1, 2, 3)), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int16", "uint8"])
+def test_numpy_volumes_in_splits(tmp_path: Path, dtype: str) -> None:
+    for split, n in (("train", 2), ("test", 1)):
+        for i in range(n):
+            for kind, values in (("images", draw(i, (3, 5, 4), dtype)), ("masks", draw(i, (3, 5, 4), "int8", 2))):
+                (tmp_path / "d" / split / kind).mkdir(parents=True, exist_ok=True)
+                np.save(tmp_path / "d" / split / kind / f"{i}.npy", values)
+    convert([tmp_path / "d"], tmp_path / "o.h5")
+    x, y = (read(tmp_path / "o.h5", name, "train") for name in "xy")
+    assert (x.dtype, x.shape, y.dtype) == (dtype, (2, 3, 5, 4, 1), np.int8)
+    np.testing.assert_array_equal(x[1, ..., 0], draw(1, (3, 5, 4), dtype))
+    np.testing.assert_array_equal(y[1], draw(1, (3, 5, 4), "int8", 2))
+    with h5py.File(tmp_path / "o.h5") as file:
+        assert "affine" not in file["train"]
+
+
+def test_sizes_are_padded_or_refused_by_name(tmp_path: Path) -> None:
+    shapes = [(5, 4, 3), (3, 6, 3)]
+    for i, shape in enumerate(shapes):
+        save(tmp_path / f"d/images/{i}.nii", draw(i, shape, "int16"))
+        save(tmp_path / f"d/masks/{i}_mask.nii", draw(i, shape, "uint8", 2))
+    with pytest.raises(DataError, match=r"1.nii: got 3 x 6 x 3 voxels, expected 5 x 4 x 3 as 0.nii; `--pad`"):
+        convert([tmp_path / "d"], tmp_path / "o.h5")
+    assert not (tmp_path / "o.h5").exists()
+    assert main(["convert", str(tmp_path / "d"), "--out", str(tmp_path / "o.h5"), "--pad", "4"]) == 0
+    x, y = read(tmp_path / "o.h5", "x"), read(tmp_path / "o.h5", "y")
+    assert x.shape == (2, 8, 8, 4, 1)
+    np.testing.assert_array_equal(read(tmp_path / "o.h5", "size"), shapes)
+    for i, shape in enumerate(shapes):
+        inside, own = tuple(slice(n) for n in shape), draw(i, shape, "int16")
+        np.testing.assert_array_equal(x[i][inside][..., 0], own)
+        np.testing.assert_array_equal(y[i][inside], draw(i, shape, "uint8", 2))
+        outside = np.ones(x.shape[1:4], bool)
+        outside[inside] = False
+        assert (x[i][outside] == own.min()).all() and (y[i][outside] == 0).all()
+
+
+def test_resampling_keeps_places(tmp_path: Path) -> None:
+    place = np.stack(np.meshgrid(*map(np.arange, (6, 8, 10)), indexing="ij"), axis=-1)
+    world = place @ RAS[:3, :3].T + RAS[:3, 3]
+    save(tmp_path / "a.nii", world.astype(np.float32))  # every voxel holds where it is
+    labels = draw(0, (6, 8, 10), "uint8", 5)
+    save(tmp_path / "b.nii", labels)
+    out = tmp_path / "o.h5"
+    convert([tmp_path / "a.nii", tmp_path / "b.nii"], out, shape=(4, 16, 5))
+    x, y, affine = read(out, "x")[0], read(out, "y")[0], read(out, "affine")[0]
+    inside = (slice(None), slice(1, -1), slice(None))  # beyond the last centres, values are those of the edge
+    new = np.stack(np.meshgrid(*map(np.arange, x.shape[:3]), indexing="ij"), axis=-1) @ affine[:3, :3].T + affine[:3, 3]
+    np.testing.assert_allclose(x[inside], new[inside], atol=1e-4)
+    at = [
+        np.clip(np.rint((np.arange(m) + 0.5) * n / m - 0.5 - 1e-9), 0, n - 1).astype(int) for n, m in ((6, 4), (8, 16))
+    ]
+    np.testing.assert_array_equal(y[:, :, 0] < 5, True)
+    np.testing.assert_array_equal(resample(labels[..., None], np.array([1.5, 0.5, 1]), (4, 16, 10), True)[..., 0],
+                                  labels[np.ix_(*at, np.arange(10))])  # fmt: skip
+    convert([tmp_path / "a.nii", tmp_path / "b.nii"], out, spacing=[1.0], overwrite=True)
+    sides = np.sqrt((RAS[:3, :3] ** 2).sum(axis=0))
+    assert read(out, "x").shape[1:4] == tuple(np.rint(np.array([6, 8, 10]) * sides).astype(int))
+    np.testing.assert_allclose(read(out, "spacing")[0], 1)
+
+
+def test_whole_numbers_are_rounded_when_resampled() -> None:
+    values = np.array([0, 10, 21, 30], np.int16).reshape(1, 1, 4, 1)
+    got = resample(values, np.array([1, 1, 0.5]), (1, 1, 8))
+    assert got.dtype == np.int16
+    np.testing.assert_array_equal(got.ravel(), [0, 2, 8, 13, 18, 23, 28, 30])
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "message"),
+    [
+        (
+            {},
+            {"values": draw(0, (4, 5, 5), "uint8", 2)},
+            "got 4 x 5 x 5 x 1 values, expected 4 x 5 x 6 x 1: one label for",
+        ),
+        ({}, {"affine": RAS + np.eye(4)[:, [1, 2, 3, 0]] * [0, 0, 0, 1]}, "they do not lie in the same place"),
+        ({}, {"values": np.full((4, 5, 6), 0.5, np.float32)}, "got the label 0.5, expected whole numbers"),
+        ({"values": np.ones((4, 5), np.int16)}, {}, r"got values of shape \(4, 5\), expected a volume"),
+        ({"values": np.ones((4, 5, 6), np.complex64)}, {}, "it holds values of type complex64"),
+        ({"damaged": True}, {}, "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, image: Any, label: Any, message: str) -> None:
+    for name, given, values in (
+        ("a.nii.gz", image, draw(0, (4, 5, 6), "int16")),
+        ("b.nii.gz", label, draw(0, (4, 5, 6), "uint8", 2)),
+    ):
+        save(tmp_path / name, given.get("values", values), given.get("affine", RAS))
+    if image.get("damaged"):
+        whole = (tmp_path / "a.nii.gz").read_bytes()
+        (tmp_path / "a.nii.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=message):
+        convert([tmp_path / "a.nii.gz", tmp_path / "b.nii.gz"], tmp_path / "o.h5")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.nii.gz", "b.nii.gz"]
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 3, 3)), y=np.arange(2))
+    np.save(tmp_path / "a.npy", np.ones((2, 3, 3)))
+    for kind in ("images", "masks"):
+        (tmp_path / "d" / kind).mkdir(parents=True)
+        np.save(tmp_path / "d" / kind / "0.npy", np.ones((2, 3, 3), np.int8))
+    for source, options, message in (
+        ("a.npz", {"pad": 1}, "are for folders of volumes"),
+        ("d", {"spacing": [1.0], "shape": (1, 1, 1)}, "expected one of them"),
+        ("d", {"spacing": [1.0, -1.0, 1.0]}, "expected 1 or 3 numbers above 0"),
+        ("d", {"spacing": [1.0]}, "does not say the size of its voxels"),
+        ("d", {"shape": (1, 0, 1)}, "expected 3 whole numbers above 0"),
+        ("d", {"pad": 0}, "1 or more"),
+    ):
+        with pytest.raises(DataError, match=message):
+            convert([tmp_path / source], tmp_path / "o.h5", **options)  # type: ignore[arg-type]
