@@ -269,13 +269,19 @@ def _sent(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[_Table, _Table]:
     if len(s.factors) == len(d.factors) == 1:
         n, m = grid.ways(fixed), grid.ways(moved)
         rows = np.arange(n) if n * m <= PAIRS else np.unique(np.linspace(0, n - 1, max(64, PAIRS // m)).astype(int))
-        here = {a: v[rows, None] for a, v in mine.items()}
-        other = {**here, **{a: v[None, :] for a, v in theirs.items()}}
-        (a, b), (c, e) = _bounds(s, grid, here), _bounds(d, grid, other)
-        both = np.broadcast_to(np.maximum(0, np.minimum(b, e) - np.maximum(a, c)), (rows.size, m))
+        lo, hi = (np.broadcast_to(x, n)[rows] for x in _bounds(s, grid, mine))
+        # Of many more processes than indices most hold nothing, and most want nothing.
+        some = hi > lo
+        here = {a: v[rows[some], None] for a, v in mine.items()}
+        first, last = _bounds(d, grid, here | {a: v[None, :] for a, v in theirs.items()})
+        first, last = (np.atleast_2d(x) for x in (first, last))
+        wanted = (last > first).any(0)
+        first, last = first[:, wanted], last[:, wanted]
+        both = np.maximum(0, np.minimum(hi[some, None], last) - np.maximum(lo[some, None], first))
+        total, count = np.zeros((2, rows.size), np.int64)
+        total[some], count[some] = both.sum(1), (both > 0).sum(1)
         fill = np.searchsorted(rows, np.arange(n), side="right") - 1
-        total, count = both.sum(1)[fill], (both > 0).sum(1)[fill]
-        return _table(fixed, total), _table(fixed, count)
+        return _table(fixed, total[fill]), _table(fixed, count[fill])
     place, other_place = _places(mine, grid), _places(theirs, grid)
     totals, counts = [], []
     for r in place:
