@@ -19,7 +19,7 @@ from lbpar.cost.machine import Machine
 from lbpar.cost.memory import PREFETCH, Memory, memory
 from lbpar.cost.price import Price, price
 from lbpar.cost.simulate import Simulation, simulate
-from lbpar.errors import PlanError
+from lbpar.errors import LayoutError, PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Ints
@@ -189,8 +189,9 @@ def choose_plan(
         found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))
     spent = perf_counter() - started
     others: list[Outcome] = []
+    refused: list[str] = []
     if compare:
-        others = [settings.outcome(n, strategy_plan(n, graph, grid, batch, fixed)) for n in STRATEGIES]
+        others, refused = _named(settings, grid, fixed)
         uniform = single_grid(tables, grid)
         if uniform is not None:
             others.append(settings.outcome("best single grid", uniform))
@@ -205,8 +206,19 @@ def choose_plan(
     choice = Choice(
         best.plan, best, solution, tables, machine, batch, dtype, optimizer, space, tuple(others), memory_limit, spent
     )
-    choice.notes += list(_notes(choice, procs, grid))
+    choice.notes += [*_notes(choice, procs, grid), *refused]
     return choice
+
+
+def _named(settings: Settings, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[list[Outcome], list[str]]:
+    """The named strategies, and a line on each that this network cannot run."""
+    found, refused = [], []
+    for name in STRATEGIES:
+        try:
+            found.append(settings.outcome(name, strategy_plan(name, settings.graph, grid, settings.batch, fixed)))
+        except (LayoutError, PlanError) as error:
+            refused.append(f"Strategy {name}: not compared, because this network cannot run so: {error}")
+    return found, refused
 
 
 def simplest(outcomes: Sequence[Outcome]) -> Outcome:
@@ -267,7 +279,7 @@ def _smallest(settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str
     solution = minimise(costs, {}, memory={n: t.memory for n, t in tables.nodes.items()})
     tried = [settings.outcome("least memory", plan_of(tables, solution.choice, grid))]
     # What is kept is least there, but moving between layouts takes room as well: plans that move little may need less.
-    tried += [settings.outcome(n, strategy_plan(n, settings.graph, grid, settings.batch, fixed)) for n in STRATEGIES]
+    tried += _named(settings, grid, fixed)[0]
     uniform = single_grid(tables, grid)
     if uniform is not None:
         tried.append(settings.outcome("best single grid", uniform))

@@ -153,3 +153,15 @@ def test_settings_price_any_plan() -> None:
         "one", Plan(choose_plan(graph, 8, 1, MACHINE).plan.grid)
     )
     assert outcome.price.bytes == 0 and outcome.seconds > 0
+
+
+def test_a_strategy_that_the_network_cannot_run_is_named_and_left_out() -> None:
+    """Blocks of a flattened volume that is split along its last dimension, too, would be of 160,000 pieces."""
+    g = GraphBuilder(input=(800, 800, 800, 1))
+    graph = g.build(g.linear(g.flatten(g.conv(g.input, 1, 1)), 2)).with_loss(CrossEntropy())
+    choice = choose_plan(graph, 8, 8, find_machine("perlmutter-a100"))
+    (note,) = (n for n in choice.notes if n.startswith("Strategy"))
+    assert note.startswith("Strategy spatial: not compared") and "pieces" in note
+    assert {"data", "filter", "owt"} <= {o.name for o in choice.others} and "spatial" not in {
+        o.name for o in choice.others
+    }
