@@ -56,7 +56,7 @@ def touched(kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
     return sum(local_size(o, local, extents) * item_bytes(o.dtype, dtype) for o in (*kernel.reads, *kernel.writes))
 
 
-def busy(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Many:
+def active_processes(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Many:
     """Processes with a block of a kernel, or with a copy of another's, when ``ways`` parts are made of each loop."""
     out: Many = procs
     for loop, extent in kernel.loops:

@@ -130,18 +130,18 @@ class Machine:
         """Seconds of one move in which the busiest rank sends so many bytes in so many messages."""
         return min(t.seconds(sent, messages) for t in self.terms(kind, parts))
 
-    def turns(self, busy: Many, procs: int) -> Many:
+    def oversubscription(self, active: Many, procs: int) -> Many:
         """How many times longer a kernel takes because processes share cores.
 
         Parameters
         ----------
-        busy : float or array
+        active : float or array
             Processes, of all ``procs``, that run it at the same time.
         """
         if self.file.cores is None:
             return 1.0
         nodes = max(1.0, procs / (self.file.levels[0].size or procs))
-        return np.maximum(1.0, busy / nodes / self.file.cores)
+        return np.maximum(1.0, active / nodes / self.file.cores)
 
     def copy_seconds(self, size: Many) -> Many:
         """Seconds to read and write so many bytes in the device's memory."""

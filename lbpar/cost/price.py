@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from lbpar.config.optimizers import OPTIMIZERS
-from lbpar.cost.kernel_time import busy, flops, item_bytes, kernel_seconds, local_extents
+from lbpar.cost.kernel_time import active_processes, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import move_price, move_prices
 from lbpar.cost.traffic import longest
@@ -157,7 +157,7 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
         case Update():
             size = sum(local_bytes(program, p, dtype) for p in step.params)
             procs = program.plan.grid.size
-            seconds = float(machine.update_seconds(size, SLOTS[optimizer]) * machine.turns(procs, procs))
+            seconds = float(machine.update_seconds(size, SLOTS[optimizer]) * machine.oversubscription(procs, procs))
             return StepPrice("update", "", step.phase, seconds, what="optimizer")
         case Wait():
             return StepPrice("none", "", step.phase, 0.0, what=step.dst)
@@ -172,8 +172,8 @@ def _kernel(
     """Seconds and operations of a kernel on the largest block."""
     local = local_extents(kernel, grid, dict(op_grid))
     ways = {loop: grid.ways(axes) for loop, axes in op_grid}
-    turns = machine.turns(busy(kernel, ways, grid.size), grid.size)
-    return float(kernel_seconds(machine, kernel, local, dtype) * turns), float(flops(kernel, local))
+    slower = machine.oversubscription(active_processes(kernel, ways, grid.size), grid.size)
+    return float(kernel_seconds(machine, kernel, local, dtype) * slower), float(flops(kernel, local))
 
 
 def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> StepPrice:

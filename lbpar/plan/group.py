@@ -112,16 +112,16 @@ class Group(Lowering):
         for node in reversed(self.nodes):
             if wanted[node.name]:
                 if node is not self.graph.loss:
-                    self.hold(f"{node.name}:dy", self.grad_layout(node))
+                    self.materialise(f"{node.name}:dy", self.grad_layout(node))
                 self.node_backward(node, wanted[node.name], self.parts)
         self.phase = "update"
         for node in self.nodes:
             for k in node.op.update(self.xs[node.name]):
                 self.kernel(node, k)
-        turns = self.pricing.machine.turns(self.grid.size, self.grid.size)
+        slower = self.pricing.machine.oversubscription(self.grid.size, self.grid.size)
         for name in self.grads:
             size, slots = self.bytes(name), SLOTS[self.pricing.optimizer]
-            self.local = self.local + self.pricing.machine.update_seconds(size, slots) * turns
+            self.local = self.local + self.pricing.machine.update_seconds(size, slots) * slower
         return self
 
     def bytes(self, buffer: str) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.cost.kernel_time import busy, item_bytes, kernel_seconds
+from lbpar.cost.kernel_time import active_processes, item_bytes, kernel_seconds
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import Floats, MovePrices, move_prices
 from lbpar.graph.loops import Kernel
@@ -35,7 +35,7 @@ class Pricing:
     @property
     def shares_cores(self) -> bool:
         """Whether there are more processes than cores."""
-        return bool(self.machine.turns(self.grid.size, self.grid.size) > 1)
+        return bool(self.machine.oversubscription(self.grid.size, self.grid.size) > 1)
 
     def item(self, dtype: str | None = None) -> int:
         """Bytes per element."""
@@ -48,7 +48,7 @@ class Pricing:
         local = {loop: -(-e // ways[loop]) if loop in ways else e for loop, e in kernel.loops}
         seconds = kernel_seconds(machine, kernel, local, self.dtype)
         if machine.file.cores is not None:
-            seconds = seconds * machine.turns(busy(kernel, ways, procs), procs)
+            seconds = seconds * machine.oversubscription(active_processes(kernel, ways, procs), procs)
         return seconds
 
     def seconds(self, layouts: Layouts, transitions: Ints, dtype: str | None = None) -> Floats:

@@ -118,7 +118,7 @@ class Lowering:
         self.buffers[unique] = Buffer(layout, dtype)
         return unique
 
-    def hold(self, value: str, layout: Layout, dtype: str | None = None) -> str:
+    def materialise(self, value: str, layout: Layout, dtype: str | None = None) -> str:
         """A new buffer in which a value is held first."""
         name = self.buffer(value, layout, dtype)
         self.copies[value] = [Copy(layout, name)]
@@ -177,7 +177,7 @@ class Lowering:
         for o, layout in zip(kernel.writes, there, strict=True):
             value = self.value(node, o.value)
             in_place = value in self.params and value in self.copies
-            written[o.value] = self.copies[value][0].buffer if in_place else self.hold(value, layout, o.dtype)
+            written[o.value] = self.copies[value][0].buffer if in_place else self.materialise(value, layout, o.dtype)
         self.compute(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
         return written
 
@@ -215,7 +215,7 @@ class Lowering:
                 name = f"{node.name}.{o.value}"
                 if o.value in self.param_names[node.name] and name not in self.params:
                     self.params[name] = layout
-                    self.hold(name, self.params[name], o.dtype)
+                    self.materialise(name, self.params[name], o.dtype)
         for k in kernels:
             self.kernel(node, k)
         if node is self.graph.loss:  # every rank knows them
