@@ -366,4 +366,28 @@ class Upsample(Layer):
     factor: Sizes = Field(default=2, description="How many times larger.")
 
 
+@LAYERS.add
+class PadLayer(Layer):
+    """Zeros around space."""
+
+    op: Literal["pad"]
+    pad: Pad = Field(description="How many before and after.")
+
+
+@LAYERS.add
+class Crop(Layer):
+    """Space without its rim."""
+
+    op: Literal["crop"]
+    crop: Pad = Field(description="How much to leave out before and after.")
+
+
+@LAYERS.add
+class Fit(Layer):
+    """The first of two layers, cropped or padded with zeros at the ends to the spatial extents of the second."""
+
+    op: Literal["fit"]
+    joins: ClassVar[bool] = True
+
+
 AnyLayer = Annotated[Layer, LAYERS]

@@ -35,6 +35,7 @@ from lbpar.graph.ops.pointwise import (
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from lbpar.graph.ops.shape import Concat, Flatten, Upsample
+from lbpar.graph.ops.shift import Crop, Fit, Pad
 from lbpar.graph.ops.weighted import Conv, ConvTranspose, Linear
 from lbpar.text import nearest, shorten
 
@@ -138,7 +139,11 @@ class GraphBuilder:
             for short, param in op.params(xs).items():
                 check_size(short, param.shape)
         except GraphError as error:
-            raise GraphError(f"{name}: {error}") from None
+            hint = ""
+            if len({x[1:-1] for x in xs}) > 1 and len({len(x) for x in xs}) == 1 and op.kind != "fit":
+                sizes = ", ".join(f"{i} {list(x[1:-1])}" for i, x in zip(inputs, xs, strict=True))
+                hint = f" Their sizes: {sizes}{self._unequal(inputs)}; pad there, or put a `fit` between."
+            raise GraphError(f"{name}: {error}{hint}") from None
         self._nodes.append(Node(name, op, tuple(inputs)))
         return name
 
@@ -153,6 +158,21 @@ class GraphBuilder:
                 needed.add(n)
                 todo.extend(by_name[n].inputs)
         return Graph(tuple(n for n in self._nodes if n.name in needed or n.name == self.input), output, self.name)
+
+    def _unequal(self, inputs: Sequence[str]) -> str:
+        """Which layers, on the way to inputs of different sizes, change a size by other than a whole factor."""
+        by_name, found, todo, seen = {n.name: n for n in self._nodes}, [], list(inputs), set()
+        while todo:
+            node = by_name[todo.pop()]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            todo += node.inputs
+            for x in node.inputs[:1]:
+                sides = zip(self._shapes[x][1:-1], self._shapes[node.name][1:-1], strict=False)
+                if any(max(a, b) % min(a, b) for a, b in sides):
+                    found.append(node.name)
+        return f", made unequal by {', '.join(sorted(found))}" if found else ""
 
     def _rank(self, x: Any, at: str) -> int:
         """Number of spatial dimensions of a node."""
@@ -197,6 +217,6 @@ for _op in (
     *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
     *(Elu, Gelu, Silu, Softplus, Hardsigmoid, Hardswish),
     *(InstanceNorm, GroupNorm, LayerNorm, LocalResponseNorm, Softmax, ChannelShuffle),
-    *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample),
+    *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample, Pad, Crop, Fit),
 ):
     register_op(_op)

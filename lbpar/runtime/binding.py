@@ -310,6 +310,30 @@ def _reshape(b: Bound) -> Call:
     return lambda e, _, x: (x.reshape(shape),)
 
 
+def _shift(b: Bound) -> Call:
+    """What a block of x has of a block of y, zeros around it."""
+    x, y = b.reads[0], b.writes[0]
+    places, source = [slice(None)], [slice(None)]
+    for before, i, o in zip(b.attr("before"), x[1:-1], y[1:-1], strict=True):
+        to = start(i) + before - start(o)  # where in y the block of x begins
+        lo, hi = max(0, -to), min(length(i), length(o) - to)
+        source.append(slice(lo, max(lo, hi)))
+        places.append(slice(lo + to, max(lo, hi) + to))
+    part, place, shape = (*source, slice(None)), (*places, slice(None)), box_shape(y)
+    whole = all(s.stop - s.start == e for s, e in zip(places[1:], shape[1:-1], strict=True))
+
+    def call(e: Engine, _: Context, a: Array) -> tuple[Array, ...]:
+        inside = e.pack(a, part)
+        if whole:
+            return (inside,)
+        out = e.zeros(shape)
+        if inside.size:
+            e.unpack(inside, out, place)
+        return (out,)
+
+    return call
+
+
 def _upsample_forward(b: Bound) -> tuple[Any, ...]:
     factors, y = b.attr("factors"), b.writes[0]
     sides = zip(factors, b.reads[0][1:-1], y[1:-1], strict=True)
@@ -414,6 +438,7 @@ BINDERS: dict[str, Binder] = {
     "dropout": _dropout,
     "cut": _method("pack", more=_cut),
     "reshape": _reshape,
+    "shift": _shift,
     "upsample_forward": _method("upsample_forward", more=_upsample_forward),
     "upsample_backward": _method("upsample_backward", "factors"),
     "softmax_max": _method("softmax_max"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.models.registry import MODELS, build_model
+from lbpar.graph.ops.losses import LOSSES
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Tanh
+from lbpar.layout.grid import Grid
+from tests.util.run import assert_same, difference, random_plan, random_state, run, samples, serial
 
 # Published counts, and the first digits of the SHA-256 of torchvision 0.29's sorted state dict names and shapes, one
 # "name (shape)" a line, without num_batches_tracked and the auxiliary classifier.
@@ -145,10 +150,32 @@ def test_unets_join_the_skip_first() -> None:
     assert graph["up1.concat"].inputs == ("down1.relu2", "up1.up")
 
 
-def test_unets_say_which_sizes_fit() -> None:
-    with pytest.raises(GraphError, match=r"model unet2d: input: got \[40, 32, 1\].*multiples of 16"):
-        build_model("unet2d", input=(40, 32, 1))
-    assert build_model("unet2d", input=(40, 32, 1), depth=3).output == "head"
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("unet2d", (7, 10, 2)), ("unet2d", (1, 1, 2)), ("unet3d", (5, 1, 6, 2)), ("unet3d", (9, 11, 3, 1))],
+)
+@pytest.mark.parametrize("norm", ["group", False])
+def test_unets_of_any_size(name: str, shape: tuple[int, ...], norm: Any) -> None:
+    """The step that PyTorch makes, and the same on ranks that cut the odd extents."""
+    torch_graph = pytest.importorskip("tests.util.torch_graph")
+    graph = build_model(name, input=shape, depth=3, width=1 / 32, norm=norm)
+    assert graph.shapes(1)[graph.output][1:-1] == shape[:-1]
+    graph, rng = graph.with_loss(LOSSES["dice"]()), np.random.default_rng(1)
+    feeds, state = samples(graph, 2, rng), random_state(graph, rng)
+    got, want = serial(graph, 2, feeds, state=state), torch_graph.step(graph, feeds, state)
+    assert difference(got.value("head:y"), want.y["head"]) < 1e-10
+    for weight, grad in want.grad.items():
+        assert difference(got.value(f"{weight}:grad"), grad, 1e-3) < 1e-8, weight
+    assert_same(run(graph, random_plan(graph, 2, Grid.of(6), rng, 0.1), 2, feeds, state=state), got)
+
+
+def test_a_join_of_unequal_sizes_names_what_made_them_unequal() -> None:
+    g = GraphBuilder((9, 8, 2))
+    up = g.upsample(g.max_pool(g.input, 2, name="pool"), 2, name="up")
+    for join in (g.concat, g.add):
+        with pytest.raises(GraphError, match=r"input \[9, 8\], up \[8, 8\], made unequal by pool; .* `fit`"):
+            join([g.input, up])
+    assert g.shape(g.concat([g.input, g.fit([up, g.input])])) == (1, 9, 8, 4)
 
 
 def test_cosmoflow_variants() -> None:

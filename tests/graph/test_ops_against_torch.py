@@ -212,6 +212,28 @@ def test_upsample(factor: int | tuple[int, ...]) -> None:
     check(around((4, 5, 3), lambda g, x: g.upsample(x, factor)))
 
 
+SHIFTS = {
+    "pad": lambda g, x: g.pad(x, [[1, 2], 3]),
+    "crop": lambda g, x: g.crop(x, [[0, 1], [2, 0]]),
+    "fit": lambda g, x: fitted(g, x, g.conv(x, 1, (3, 4), pad=[2, 0])),
+}
+
+
+def fitted(g: GraphBuilder, x: str, like: str) -> str:
+    return g.concat([g.fit([x, like]), like])
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_pad_crop_and_fit(kind: str) -> None:
+    """Fit pads one dimension and crops the other."""
+    check(around((4, 6, 3), SHIFTS[kind]))
+
+
+def test_a_crop_of_everything_is_refused() -> None:
+    with pytest.raises(GraphError, match="crop: nothing would be left"):
+        around((4, 6, 3), lambda g, x: g.crop(x, 2))
+
+
 @pytest.mark.parametrize("kind", ["add", "multiply", "concat"])
 def test_several_inputs_and_fan_out(kind: str) -> None:
     def op(g: GraphBuilder, x: str) -> str:

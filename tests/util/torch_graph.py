@@ -159,6 +159,9 @@ def _apply(
             return torch.cat(xs, -1)
         case "flatten":
             return x.flatten(1)
+        case "pad" | "crop" | "fit":
+            shapes = [tuple(t.shape) for t in xs]
+            return _last(_padded(_first(x), op.sides(shapes)))
         case "upsample":
             for i, f in enumerate(op.factor):
                 x = x.repeat_interleave(f, 1 + i)

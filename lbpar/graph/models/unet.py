@@ -1,4 +1,4 @@
-"""U-Nets: 2-D (Ronneberger et al. 2015) and 3-D (Çiçek et al. 2016), padded so that the output is as large as the input."""
+"""U-Nets: 2-D (Ronneberger et al. 2015) and 3-D (Çiçek et al. 2016), padded so that the output is as large as the input, whose size is any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Depth = Annotated[Count, about("Number of poolings.")]
 def unet2d(
     *,
     classes: Channels = 2,
-    input: Annotated[Shape, about("Sample shape (H, W, C); H and W must be multiples of 2^depth.")] = (256, 256, 1),
+    input: Annotated[Shape, about("Sample shape (H, W, C), of any size.")] = (256, 256, 1),
     width: Width = 1.0,
     depth: Depth = 4,
     norm: Annotated[
@@ -31,7 +31,7 @@ def unet2d(
 def unet3d(
     *,
     classes: Channels = 3,
-    input: Annotated[Shape, about("Sample shape (D, H, W, C); D, H and W must be multiples of 2^depth.")] = (
+    input: Annotated[Shape, about("Sample shape (D, H, W, C), of any size.")] = (
         64,
         64,
         64,
@@ -48,14 +48,11 @@ def unet3d(
 
 
 def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm: Normalisation) -> Graph:
-    # No extent below 2³¹ is a multiple of 2³¹: the power is not even worked out.
-    if len(input) != rank + 1 or depth > 30 or any(e % 2**depth for e in input[:-1]):
+    if len(input) != rank + 1:
         sizes = "[H, W, C]" if rank == 2 else "[D, H, W, C]"
-        multiple = 2**depth if depth <= 30 else f"2**{depth}"
-        raise GraphError(
-            f"input: got {list(input)}, expected {sizes} with spatial sizes that are multiples of {multiple} "
-            f"({depth} poolings); pad the samples or choose a smaller depth."
-        )
+        raise GraphError(f"input: got {list(input)}, expected {sizes}.")
+    if depth > 30:
+        raise GraphError(f"depth: got {depth}, expected at most 30 poolings.")
     flat = rank == 2
     levels = [(scaled((64 if flat else 32) * 2**i, width), scaled(64 * 2**i, width)) for i in range(depth + 1)]
     g = GraphBuilder(input, name=f"unet{rank}d")
@@ -68,16 +65,21 @@ def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm:
             x = g.relu(x, name=f"{at}.relu{i}")
         return x
 
-    x, skips = g.input, []
+    x, skips, factors = g.input, [], []
     for i, filters in enumerate(levels[:-1], 1):
         x = pair(x, filters, f"down{i}")
         skips.append(x)
-        x = g.max_pool(x, 2, name=f"down{i}.pool")
+        # An odd extent is pooled to the half above it, an extent of 1 not at all.
+        factors.append(tuple(min(2, e) for e in g.shape(x)[1:-1]))
+        odd = any(e % f for e, f in zip(g.shape(x)[1:-1], factors[-1], strict=True))
+        x = g.max_pool(x, factors[-1], ceil_mode=odd, name=f"down{i}.pool")
     x = pair(x, levels[-1], "bottom")
     for i in range(depth, 0, -1):
         _, out = levels[i - 1]
         rise = out if flat else levels[i][1]
-        x = g.conv_transpose(x, rise, 2, 2, bias=flat, name=f"up{i}.up")
+        x = g.conv_transpose(x, rise, factors[i - 1], factors[i - 1], bias=flat, name=f"up{i}.up")
+        if g.shape(x)[1:-1] != g.shape(skips[i - 1])[1:-1]:
+            x = g.fit([x, skips[i - 1]], name=f"up{i}.fit")
         x = g.concat([skips[i - 1], x], name=f"up{i}.concat")
         x = pair(x, (out, out), f"up{i}")
     return g.build(g.conv(x, classes, 1, name="head"))
