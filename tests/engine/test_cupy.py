@@ -13,6 +13,7 @@ from lbpar.engine.cupy import library
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.cupy.kernels import source
 from lbpar.engine.cupy.names import GROUPS
+from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import build_engine, get_engine
 from lbpar.errors import ConfigError, EngineError
 from tests.cuda.emulator import compiler_found
@@ -124,3 +125,12 @@ def test_times_of_the_device(device: CupyDevice) -> None:
     start = device.mark()
     device.copy(device.zeros((5,)))
     assert device.elapsed(start, device.mark()) > 0
+
+
+def test_what_runs_on_the_host_keeps_half_types(machine: Machine) -> None:
+    engine: Any = get_engine("cupy", "bfloat16")
+    x = engine.copy(engine.from_host(np.array([-1, 0.5, 2], np.float32)), engine.activations)
+    y = engine.activation_forward("silu", x)
+    assert y.dtype == engine.activations
+    want = NumpyEngine("float32").activation_forward("silu", np.array([-1, 0.5, 2], np.float32))
+    np.testing.assert_allclose(engine.to_host(y), want, rtol=2**-8)

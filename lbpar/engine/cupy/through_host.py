@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from lbpar.engine.base import Engine
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.numpy_engine import NumpyEngine
@@ -16,7 +18,14 @@ def _on_host(name: str) -> Callable[..., Any]:
     def method(self: ThroughHost, *args: Any) -> Any:
         given = (self.to_host(a) if isinstance(a, self._ndarray) else a for a in args)
         made = getattr(NumpyEngine(self.dtype), name)(*given)
-        return tuple(map(self.from_host, made)) if isinstance(made, tuple) else self.from_host(made)
+        kind = next(a.dtype for a in args if isinstance(a, self._ndarray))
+
+        def back(a: Any) -> Any:
+            """On the device; in the half type that was widened on the way to the host."""
+            found = self.from_host(a)
+            return self.copy(found, kind) if a.dtype == np.float32 and kind == self.activations else found
+
+        return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
     return method
 
