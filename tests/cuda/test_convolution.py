@@ -18,7 +18,10 @@ from lbpar.errors import EngineError
 from tests.cuda.emulator import EmulationError, compiler_found, sanitized
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, SHARED, integers, run
 
-pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler"),
+    pytest.mark.timeout(1800),  # compiling takes long on a loaded machine
+]
 SMALL = ((64, 64, 32),)
 CARD = Card(tiles=SMALL, processors=2)
 W = LocalWindow
@@ -162,7 +165,6 @@ def test_random_geometries() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_many_random_geometries(math: str, seed: int) -> None:
@@ -313,7 +315,6 @@ def test_faults_are_found(fault: str) -> None:
             Cases("float32").add(fault, case, (which,)).check(replace={old: new})
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "tests", ["splits", pytest.param("shapes or types or first_tensor or rims", marks=pytest.mark.slow)]
 )

@@ -13,7 +13,10 @@ from lbpar.engine.cupy.tiles import MATHS, TILES, Card, choose, divisor
 from tests.cuda.emulator import EmulationError, compiler_found
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, integers, run
 
-pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler"),
+    pytest.mark.timeout(1800),  # compiling takes long on a loaded machine
+]
 SMALL = ((64, 64, 32),)
 ALL = [(math, arch) for math, archs in ARCHITECTURES.items() for arch in archs]
 
