@@ -12,7 +12,9 @@ from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.paths import as_path, path_option
 from lbpar.config.run_file import RunConfig
 from lbpar.cost.machine import find_machine
+from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
+from lbpar.plan.resolve import optimizer_name
 from lbpar.streams import standard_streams
 from lbpar.study.predict import predict
 from lbpar.text import human_bytes, human_seconds
@@ -21,6 +23,10 @@ from lbpar.train.setup import build_dataset, build_graph
 
 #: Template by launcher.
 TEMPLATES = {"srun": "cpu.sbatch", "mpirun": "mpirun.sbatch"}
+#: Seconds between Slurm's signal and the time limit, if steps and checkpoints are not long.
+NOTICE = 120.0
+#: Bytes of a checkpoint written in a second by a slow file system, checksums included.
+SAVED_PER_SECOND = 100e6
 #: In a template: how it takes a run file from its own command line.
 _USAGE = re.compile(r"if \[ \$# -lt 1 \]; then\n.*?\nfi\n", re.DOTALL)
 _TAKEN = "config=$1\nshift\n"
@@ -64,14 +70,14 @@ def script(text: str, config: Path, options: dict[str, str], args: list[str]) ->
     return re.sub(r"(?m)\A(#!.*\n)# lbpar .*\n#   sbatch .*\n", rf"\1{heading}\n", text)
 
 
-def expected(config: RunConfig, procs: int, nodes: int, limit: float | None) -> list[str]:
-    """What the planner expects of the job, in sentences: time of a step and of the run, memory per rank.
+def expected(config: RunConfig, procs: int, nodes: int, limit: float) -> tuple[list[str], float]:
+    """What the planner expects of the job, in sentences: time of a step and of the run, memory per rank; and the seconds of an update.
 
     Parameters
     ----------
     config : RunConfig
     procs, nodes : int
-    limit : float or None, seconds
+    limit : float, seconds
         Time limit of the job.
 
     Raises
@@ -92,12 +98,26 @@ def expected(config: RunConfig, procs: int, nodes: int, limit: float | None) -> 
     lines = [f"expected on {machine.name}: {time}; {room}"]
     if memory > machine.memory:
         lines.append("this does not fit: use more processes, a smaller batch, or set parallel.memory")
-    if limit is not None and total > limit:
+    if total > limit:
         jobs = -(-int(total) // max(1, int(limit)))
         lines.append(f"this takes about {jobs} jobs of {_hours(limit)}: each goes on where the one before was ended")
     if found["idle_ranks"]:
         lines.append(f"{found['idle_ranks']} processes get no sample in some layer; another strategy may use them")
-    return lines
+    return lines, step * config.train.accumulate
+
+
+def notice(config: RunConfig, limit: float, update: float) -> int:
+    """Seconds before a time limit when a job should hear of it: what an update and a checkpoint may take, but not half of its time.
+
+    Parameters
+    ----------
+    config : RunConfig
+    limit, update : float, seconds
+        Of the job; expected of an update.
+    """
+    arrays = 1 + SLOTS[optimizer_name(config.train.optimizer)]
+    save = 4 * arrays * build_graph(config).parameter_count / SAVED_PER_SECOND
+    return int(min(max(NOTICE, 2 * (update + save)), limit / 2))
 
 
 def _samples(config: RunConfig) -> range:
@@ -185,11 +205,12 @@ def write(args: argparse.Namespace) -> None:
         if not equals or not re.fullmatch("[a-z][a-z-]*", name):
             raise ConfigError(f"--sbatch: got {given}, expected NAME=VALUE, as in --sbatch partition=long.")
         options[name] = value
-    lines = []
+    lines, update = [], 0.0
     if config.machine == "auto":
         lines.append("machine: auto is measured when the job starts; name one with --machine to see what it expects")
     else:
-        lines += expected(config, procs, args.nodes, limit)
+        lines, update = expected(config, procs, args.nodes, limit)
+    options.setdefault("signal", f"B:USR1@{notice(config, limit, update)}")
     passed = [w for change in args.set for w in ("--set", change)] + ["--allow-code"] * args.allow_code
     text = script(template(TEMPLATES[args.launcher]), as_path(args.config), options, passed)
     if args.launcher == "srun":

@@ -63,6 +63,7 @@ def test_writes_a_script_that_starts_the_run_file(
         "cpus-per-task=8",
         "time=1:30:00",
         "job-name=net",
+        "signal=B:USR1@120",
         "partition=long",
         "exclusive=user",
     ):
@@ -82,6 +83,25 @@ def test_writes_a_script_that_starts_the_run_file(
     assert (
         "python -m lbpar.train --resume auto --config net.yaml --set train.batch=16 --set train.epochs=9" in done.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "notice"),
+    [
+        ([], "B:USR1@120"),
+        (["--time", "3"], "B:USR1@90"),  # half of it
+        (["--sbatch", "signal=TERM@60"], "TERM@60"),
+        (
+            ["--set", "model.layers=[{op: flatten}, {op: linear, features: 80000000}]"],
+            "B:USR1@832",
+        ),  # 20.8 GB, momentum too
+    ],
+)
+def test_asks_for_a_signal_that_leaves_time_to_save(folder: Path, more: list[str], notice: str) -> None:
+    (folder / "net.yaml").write_text(RUN.replace("MACHINE", "auto"))
+    assert main([*LINE, *more, "--out", "j.sbatch"]) == 0
+    signals = [x for x in (folder / "j.sbatch").read_text().splitlines() if "--signal=" in x]
+    assert signals == [f"#SBATCH --signal={notice}"]
 
 
 def test_says_what_does_not_fit_or_takes_several_jobs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
+from signal import SIGUSR1
 from time import perf_counter
 
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import launched_ranks
-from lbpar.transport.stop import stop_signals
+from lbpar.transport.stop import NUMBERS, stop_signals
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (launched_ranks() or (1, 0))[1] > 0:
         logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
     config = given_run(args)
-    # A run that saves nothing has no reason to live on after a signal.
-    with stop_signals() if config.run.checkpoint else nullcontext(lambda: None) as stop:
+    # A run that saves nothing has nothing to do about a time limit, but may end well before it.
+    with stop_signals(NUMBERS if config.run.checkpoint else (SIGUSR1,)) as stop:
         trainer, goes_on = start(config, write=True, resume=args.resume)
         with closing(trainer):
             run(trainer, goes_on, started, stop=stop)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,8 +20,8 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], str | None]]:
-    """Note signals in this block; yields a function that names the first one that came, or None.
+def stop_signals(numbers: Sequence[signal.Signals] = NUMBERS) -> Iterator[Callable[[], str | None]]:
+    """Note these signals in this block; yields a function that names the first one that came, or None.
 
     A block that ends with SystemExit leaves them ignored, because a launcher ends the other ranks by SIGTERM when the first one ends with
     a status, and theirs must be the same. In another thread than the main one nothing is noted, and signals act as before.
@@ -37,17 +37,17 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
         while heard := os.read(hears, 1):
             if heard[0] in seen:
                 os._exit(128 + heard[0])
-            if heard[0] in NUMBERS:
+            if heard[0] in numbers:
                 seen.append(heard[0])
 
     thread = threading.Thread(target=listen, name="lbpar signals", daemon=True)
     thread.start()
-    before = {number: signal.signal(number, _noted) for number in NUMBERS}
+    before = {number: signal.signal(number, _noted) for number in numbers}
     pipe_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     try:
         yield lambda: signal.Signals(seen[0]).name if seen else None
     except SystemExit:
-        before = dict.fromkeys(NUMBERS, signal.SIG_IGN)
+        before = dict.fromkeys(numbers, signal.SIG_IGN)
         raise
     finally:
         signal.set_wakeup_fd(pipe_before)

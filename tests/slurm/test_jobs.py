@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 
 
 def _env() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return os.environ | ours | {"OMPI_MCA_mpi_yield_when_idle": "1"}  # ranks share cores
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -125,7 +127,6 @@ def submit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     cluster.env |= _env() | {
         "SLURM_CONF": str(cluster.conf),
         "LBPAR_ENV": sys.prefix,
-        "OMPI_MCA_mpi_yield_when_idle": "1",
     }
     cluster.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -151,19 +152,6 @@ def test_trains_to_the_end(submit: Submit, expected: dict[str, np.ndarray]) -> N
     assert equal(weights(job.folder), expected)
 
 
-def test_a_requeued_job_goes_on_in_the_same_log(
-    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
-) -> None:
-    job = submit(CPU)
-    job.reach(2)
-    cluster.run("scontrol", "requeue", job.id)
-    job.end()
-    records = [json.loads(line) for line in (job.folder / "runs/x/metrics.jsonl").read_text().splitlines()]
-    assert [r["epoch"] for r in records] == list(range(1, EPOCHS + 1))
-    assert "resumed after epoch" in job.log and len(list(job.folder.glob("lbpar-*.log"))) == 1
-    assert equal(weights(job.folder), expected)
-
-
 @pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
 def test_a_job_that_is_asked_to_end_saves_and_is_requeued(
     template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
@@ -172,17 +160,26 @@ def test_a_job_that_is_asked_to_end_saves_and_is_requeued(
     job.reach(1)
     cluster.run("scancel", "--batch", "--signal=USR1", job.id)
     job.end()
+    records = [json.loads(line) for line in (job.folder / "runs/x/metrics.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in records] == list(range(1, EPOCHS + 1))
+    assert len(list(job.folder.glob("lbpar-*.log"))) == 1
     assert "exit status 75" in job.log and "resumed after epoch" in job.log
     assert equal(weights(job.folder), expected)
 
 
-def test_a_job_at_its_time_limit_goes_on_in_the_next(
+def test_a_job_refuses_others_by_name_and_goes_on_after_its_time_limit(
     submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
 ) -> None:
-    job = submit(CPU, "--time=1", "--signal=B:USR1@10")  # Slurm looks twice a minute
+    # Slurm looks for limits twice a minute.
+    job = submit(CPU, "--nodes=1", "--ntasks-per-node=2", "--time=1", "--signal=B:USR1@10")
     job.reach(1)
     held = max(job.processes())
     os.kill(held, signal.SIGSTOP)  # so that the notice finds it at work
+    other = Job(cluster, job.folder, CPU, "--nodes=1", "--output=other.log")
+    other.submit()
+    other.end("FAILED")
+    refused = r"run.out: runs/x is in use: held by process \d+ on n[12], job (\d+), since"
+    assert re.findall(refused, (job.folder / "other.log").read_text()) == [job.id]
     wait_for(lambda: pending(held, signal.SIGUSR1), "notice of the time limit")
     os.kill(held, signal.SIGCONT)
     job.end()

@@ -115,6 +115,12 @@ def test_a_signal_ends_the_run_after_its_step_and_resume_goes_on(job, tmp_path, 
     assert [measured(r) for r in records(tmp_path)] == train(run_file()).records
 
 
+def test_a_run_without_checkpoints_goes_on_after_the_notice_of_a_limit(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(Saver, "after_epoch", lambda saver: os.kill(os.getpid(), signal.SIGUSR1))
+    assert job("run.checkpoint=null", "train.epochs=1") == 0
+    assert len(records(tmp_path)) == 1
+
+
 def test_no_epochs_and_no_checkpoints(job, tmp_path):
     assert job("train.epochs=0", "run.checkpoint=null", "run.progress=none") == 0
     assert records(tmp_path) == []
