@@ -26,6 +26,7 @@ from lbpar.config.run_file import RunConfig
 from lbpar.config.run_file import load_run_file as load_run
 from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
@@ -140,9 +141,15 @@ class Trained(Generic[E]):
         """``test_loss``, ``test_accuracy``, ... on a dataset (default: the run file's test split). Collective."""
         return self.trainer.evaluate(dataset)
 
-    def predict(self, x: Array | Hdf5Dataset, normalised: bool = False) -> Array:
+    def predict(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool = False) -> Array:
         """The network's output, whole on all ranks; see `lbpar.train.evaluator.Evaluator.predict`. Collective."""
         return self.trainer.predict(x, normalised)
+
+    def predict_to(
+        self, path: str | Path, x: Array | Hdf5Dataset | VolumeDataset, labels: bool = False, overwrite: bool = False
+    ) -> None:
+        """The network's output in a file, written part by part; see `lbpar.train.evaluator.Evaluator.predict_to`. Collective."""
+        self.trainer.predict_to(path, x, labels, overwrite)
 
     def weights(self) -> dict[str, Array]:
         """All parameters and running statistics by name, whole on all ranks. Collective."""

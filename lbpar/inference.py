@@ -11,7 +11,6 @@ import numpy as np
 from lbpar.config.paths import path_option
 from lbpar.errors import ConfigError, DataError
 from lbpar.transport.arguments import Parser
-from lbpar.transport.base import Transport
 from lbpar.transport.together import together
 
 if TYPE_CHECKING:  # --help needs neither networks nor data
@@ -59,21 +58,23 @@ def predict(argv: Sequence[str] | None = None) -> int:
         required=True,
         type=path_option,
         metavar="FILE",
-        help="HDF5 file (or FILE:/GROUP; samples in data.x), or .npy as the training data are stored",
+        help="HDF5 (or FILE:/GROUP; samples in data.x), .npy as the training data are stored, NIfTI, or a folder of volumes",
     )
-    args, out = _with_out(p, argv, "HDF5 (dataset y) or .npy", (".h5", ".hdf5", ".npy"))
+    p.add_argument("--labels", action="store_true", help="the best class: HDF5 dataset labels, else in place of scores")
+    kinds = ("", ".h5", ".hdf5", ".npy", ".nii", ".nii.gz")
+    args, out = _with_out(p, argv, "HDF5 (dataset y), .npy, NIfTI, or a folder for NIfTI files", kinds)
     if out.exists() and any(Path(p).exists() and out.samefile(p) for p in (args.input, args.input.partition(":/")[0])):
         raise ConfigError(f"--out: {out} is the input; give another name.")
+    from lbpar.train.predict import output_shape
+
     with _restored(args) as network:
         trainer = network.trainer
         with together(trainer.transport):
-            _check_free(out, args.overwrite, trainer.transport)
             given = _samples(args.input, trainer)
-        y = network.predict(given)
-        with together(trainer.transport):
-            if trainer.transport.rank == 0:
-                _write(out, {"y": y})
-                print(f"{out}: {' x '.join(map(str, y.shape))}, {y.dtype}, of step {trainer.step}", flush=True)
+        network.predict_to(out, given, args.labels, args.overwrite)
+        if trainer.transport.rank == 0:
+            shape = " x ".join(map(str, (len(given), *output_shape(trainer.worker.graph))))
+            print(f"{out}: {shape}, {np.dtype(trainer.engine.dtype)}, of step {trainer.step}", flush=True)
     return 0
 
 
@@ -81,10 +82,13 @@ def export(argv: Sequence[str] | None = None) -> int:
     """All parameters and running statistics of the network in one file. Collective over all ranks."""
     p = _parser("export", "The weights of a run, whole and by name, channels last")
     args, out = _with_out(p, argv, ".safetensors or .npz", (".safetensors", ".npz"))
+    from lbpar.data.prediction_file import check_free
+
     with _restored(args) as network:
         transport = network.trainer.transport
         with together(transport):
-            _check_free(out, args.overwrite, transport)
+            if transport.rank == 0:
+                check_free(out, args.overwrite)
         weights = network.weights()
         with together(transport):
             if transport.rank == 0:
@@ -99,12 +103,19 @@ def _with_out(p: Parser, argv: Sequence[str] | None, shown: str, kinds: tuple[st
     p.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
     args = p.parse_args(argv)
     out = Path(args.out)
-    if out.suffix not in kinds:
-        raise ConfigError(f"--out: got {out}, expected a name that ends in {', '.join(kinds)}.")
+    if not any(out.name.endswith(k) if k else not out.suffix for k in kinds):
+        raise ConfigError(f"--out: got {out}, expected a name that ends in {', '.join(filter(None, kinds))}.")
     return args, out
 
 
 def _samples(path: str, trainer: Evaluator) -> Any:
+    if Path(path).is_dir() or path.lower().endswith((".nii", ".nii.gz")):
+        from lbpar.data.volume_dataset import VolumeDataset
+
+        shape = trainer.worker.graph.shapes(1)["input"][1:-1]
+        if len(shape) != 3:
+            raise DataError(f"--input: {path} holds volumes, but the network takes samples of {len(shape)} dimensions.")
+        return VolumeDataset(path, shape, trainer.engine.dtype)
     if not path.endswith(".npy"):
         from lbpar.data.hdf5 import Hdf5Dataset
 
@@ -115,20 +126,10 @@ def _samples(path: str, trainer: Evaluator) -> Any:
         raise DataError(f"--input: {path} cannot be read: {error}.") from None
 
 
-def _check_free(path: Path, overwrite: bool, transport: Transport) -> None:
-    if transport.rank == 0 and (path.is_dir() or (path.exists() and not overwrite)):
-        raise DataError(f"--out: {path} exists; --overwrite replaces a file, or give another name.")
-
-
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write a file that takes its name when it is complete."""
-    from lbpar.data.new_file import new_file
     from lbpar.whole_file import beside
 
-    if path.suffix in (".h5", ".hdf5"):
-        with new_file(path, []) as (h5, _):
-            h5.update(arrays)
-        return
     with beside(path, lambda reason: DataError(f"--out: {path} cannot be written: {reason}.")) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
@@ -136,7 +137,5 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> None:
                 from safetensors.numpy import save
 
                 file.write(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
-            elif path.suffix == ".npz":
-                np.savez(file, **arrays)  # type: ignore[arg-type]
             else:
-                np.save(file, next(iter(arrays.values())))
+                np.savez(file, **arrays)  # type: ignore[arg-type]

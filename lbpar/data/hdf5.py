@@ -132,6 +132,13 @@ class Hdf5Dataset(Dataset):
         with self._errors():
             return self._open()[self._y][where]  # type: ignore[no-any-return]
 
+    def beside(self, *names: str) -> list[Array] | None:
+        """What else the file says of each sample, by name; None if one of them is missing."""
+        with closing(self), self._errors():
+            group = self._open()[self._x].parent
+            found = [group[n][...] for n in names if n in group]
+        return found if len(found) == len(names) and all(len(a) == len(self) for a in found) else None
+
     def count_labels(self) -> Counter[int]:
         """How often each label occurs, for labels per sample."""
         counts: Counter[int] = Counter()

@@ -31,11 +31,14 @@ class Fit:
         Resample to so many voxels, (D, H, W).
     pad : int, optional
         Pad at the end of each dimension to the largest volume, rounded up to a multiple of this.
+    inside : sequence of int, optional
+        Pad to this size, that of a network's input.
     """
 
     spacing: Sequence[float] | None = None
     shape: Sequence[int] | None = None
     pad: int | None = None
+    inside: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.spacing is not None and self.shape is not None:
@@ -122,7 +125,7 @@ def open_volumes(
         What `look_volume` refuses; sizes that differ where nothing makes them alike; a label map on another grid than
         its image, or with values that are no whole numbers.
     """
-    fit = fit or Fit()
+    fit = Fit() if fit is None else fit
     files = [look_volume(f) for f in images]
     first, changes = files[0], [fit.resampling(f) for f in files]
     for f in files[1:]:
@@ -133,7 +136,15 @@ def open_volumes(
     sizes = np.array([shape for _, shape in changes])
     size = sizes.max(axis=0)
     odd = next((i for i, s in enumerate(sizes) if (s != sizes[0]).any()), None)
-    if fit.pad is not None:
+    if fit.inside is not None:
+        large = next((i for i, s in enumerate(sizes) if (s > fit.inside).any()), None)
+        if large is not None:
+            raise DataError(
+                f"{files[large].path}: got {_words(sizes[large])} voxels, expected {_words(fit.inside)} or fewer, the network's input; "
+                "convert it with the `--shape` or `--spacing` of the training data."
+            )
+        size = np.array(fit.inside)
+    elif fit.pad is not None:
         size = -(-size // fit.pad) * fit.pad
     elif odd is not None:
         raise DataError(

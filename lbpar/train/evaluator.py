@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
 from math import isfinite
@@ -19,8 +20,10 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import check_dataset
+from lbpar.data.prediction_file import check_free, prediction_file
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
+from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError, TrainingError
 from lbpar.graph.graph import Graph
@@ -30,7 +33,7 @@ from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.best import find_checkpoint
-from lbpar.train.predict import gather, predict
+from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
 from lbpar.train.saving import load
 from lbpar.train.setup import build_dataset, wanted_data
 from lbpar.train.totals import Totals
@@ -214,17 +217,18 @@ class Evaluator:
         """A caller's data as this network takes them: the same on all ranks, with the mean and std of the training data."""
         if self.transport.size > 1:
             check_alike(self.transport, dataset_facts(use, dataset))
-        if isinstance(dataset, Hdf5Dataset) and self.normalisation is not None:
+        if isinstance(dataset, Hdf5Dataset | VolumeDataset) and self.normalisation is not None:
             dataset = copy(dataset)
-            dataset.normalise_like(self.normalisation)
+            with together(self.transport):
+                dataset.normalise_like(self.normalisation)
         return dataset
 
-    def predict(self, x: Array | Hdf5Dataset, normalised: bool = False) -> Array:
+    def predict(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool = False) -> Array:
         """The network's output, whole on all ranks.
 
         Parameters
         ----------
-        x : (n, [D, H, W], C) array, or Hdf5Dataset
+        x : (n, [D, H, W], C) array, Hdf5Dataset or VolumeDataset
             The same on all ranks. An array as the training data are stored: scale, mean and std are applied as in training.
         normalised : bool
             The array needs no change.
@@ -235,15 +239,57 @@ class Evaluator:
             The samples do not have the network's input shape, or are real numbers where the training data are whole
             numbers, or the reverse.
         """
-        if isinstance(x, Hdf5Dataset):
-            return predict(self.worker, self._own(x, "predict"), self.batch)
+        return predict(self.worker, self._given(x, normalised), self.batch)
+
+    def predict_to(
+        self, path: str | Path, x: Array | Hdf5Dataset | VolumeDataset, labels: bool = False, overwrite: bool = False
+    ) -> None:
+        """Write the network's output to a file, part by part: no rank holds more of it than its own block and one part.
+
+        Parameters
+        ----------
+        path : str or Path
+            ``.h5`` (dataset ``y``), ``.npy``, ``.nii``, ``.nii.gz``, or, without suffix, a folder of a NIfTI file per volume.
+        x
+            As for `predict`, or a `VolumeDataset`. NIfTI takes its affine, its size before padding and the order of its axes.
+        labels : bool
+            Write the channel with the largest score: in HDF5 as dataset ``labels`` beside ``y``, else instead of the scores.
+        overwrite : bool
+            Replace the file.
+
+        Raises
+        ------
+        DataError
+            As for `predict`, or the file exists or cannot be written; on all ranks alike.
+        """
+        path, first = as_path(path), self.transport.rank == 0
+        check_alike(self.transport, {"predict: file": str(path), "predict: labels": labels})
+        data = self._given(x, False)
+        check_shape(data, self.worker.graph)
+        shape = (len(data), *output_shape(self.worker.graph))
+        with ExitStack() as stack:
+            with together(self.transport):
+                if first:
+                    check_free(path, overwrite)
+                    put = stack.enter_context(prediction_file(path, data, shape, np.dtype(self.engine.dtype), labels))
+            for where, part in predict_parts(self.worker, data, self.batch):
+                with together(self.transport):
+                    if part is not None:
+                        put(where, part)
+            with together(self.transport):
+                stack.pop_all().close()
+
+    def _given(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool) -> Dataset:
+        """What is predicted, as the network takes it."""
+        if isinstance(x, Hdf5Dataset | VolumeDataset):
+            return self._own(x, "predict")
         x = np.asarray(x)
         facts = {"shape and type": (x.shape, x.dtype), "normalised": normalised, "samples": checksum([x])}
         check_alike(self.transport, {f"predict: {name}": fact for name, fact in facts.items()})
         change = Normalisation() if normalised or self.normalisation is None else self.normalisation
         if not normalised:
             change.check_kind(x, "predict")
-        return predict(self.worker, ArrayDataset(x, change, self.engine.dtype), self.batch)
+        return ArrayDataset(x, change, self.engine.dtype)
 
     def _check_loss(
         self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None

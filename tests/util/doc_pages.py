@@ -33,7 +33,10 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"^# ([\w/-]+\.(?:py|yaml|txt))\n")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Where `python -m lbpar.NAME` has its main.
-MAINS = {"data": "lbpar.data.__main__"}
+MAINS = {
+    "data": ("lbpar.data.__main__", "main"),
+    **{use: ("lbpar.inference", use) for use in ("evaluate", "predict", "export")},
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def run(line: str) -> str:
     text = io.StringIO()
     if words[:2] == ["python", "-m"] and words[2].startswith("lbpar."):
         room = words[2].removeprefix("lbpar.")
-        main = importlib.import_module(MAINS.get(room, f"lbpar.{room}.command")).main
+        module, name = MAINS.get(room, (f"lbpar.{room}.command", "main"))
+        main = getattr(importlib.import_module(module), name)
         if room == "plan":
             main = partial(main, find=machine_of)
         with redirect_stdout(text), redirect_stderr(text):
