@@ -135,12 +135,14 @@ class GraphBuilder:
         inputs = [known(i, self._shapes, f"{name}: input") for i in inputs]
         xs = [self._shapes[i] for i in inputs]
         try:
+            if isinstance(op, Fit):  # of the second input nothing but its size is read: the network knows that already
+                op, inputs, xs = op.padding(xs), inputs[:1], xs[:1]
             self._shapes[name] = check_size("output", op.infer(xs))
             for short, param in op.params(xs).items():
                 check_size(short, param.shape)
         except GraphError as error:
             hint = ""
-            if len({x[1:-1] for x in xs}) > 1 and len({len(x) for x in xs}) == 1 and op.kind != "fit":
+            if len({x[1:-1] for x in xs}) > 1 and len({len(x) for x in xs}) == 1:
                 sizes = ", ".join(f"{i} {list(x[1:-1])}" for i, x in zip(inputs, xs, strict=True))
                 hint = f" Their sizes: {sizes}{self._unequal(inputs)}; pad there, or put a `fit` between."
             raise GraphError(f"{name}: {error}{hint}") from None

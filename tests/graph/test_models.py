@@ -175,7 +175,10 @@ def test_a_join_of_unequal_sizes_names_what_made_them_unequal() -> None:
     for join in (g.concat, g.add):
         with pytest.raises(GraphError, match=r"input \[9, 8\], up \[8, 8\], made unequal by pool; .* `fit`"):
             join([g.input, up])
-    assert g.shape(g.concat([g.input, g.fit([up, g.input])])) == (1, 9, 8, 4)
+    fitted = g.fit([up, g.input], name="fitted")
+    graph = g.build(g.concat([g.input, fitted]))
+    assert graph.shapes(1)[graph.output] == (1, 9, 8, 4)
+    assert graph["fitted"].inputs == (up,)  # what planners price: nothing of the other is read
 
 
 def test_cosmoflow_variants() -> None:

@@ -159,7 +159,7 @@ def _apply(
             return torch.cat(xs, -1)
         case "flatten":
             return x.flatten(1)
-        case "pad" | "crop" | "fit":
+        case "pad" | "crop":
             shapes = [tuple(t.shape) for t in xs]
             return _last(_padded(_first(x), op.sides(shapes)))
         case "upsample":

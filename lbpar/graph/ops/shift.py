@@ -49,7 +49,7 @@ class Shift(Op):
 
 @dataclass(frozen=True)
 class Pad(Shift):
-    """Zeros around space."""
+    """Zeros around space; negative numbers crop."""
 
     pad: tuple[tuple[int, int], ...]
     options: ClassVar[type[Layer]] = layers.PadLayer
@@ -72,10 +72,9 @@ class Crop(Shift):
 
 @dataclass(frozen=True)
 class Fit(Shift):
-    """The first input, cropped or padded at the ends to the spatial extents of the second."""
+    """The first input, cropped or padded at the ends to the spatial extents of the second; in a network it is a `Pad` (`padding`)."""
 
     options: ClassVar[type[Layer]] = layers.Fit
-    no_grad: ClassVar[frozenset[int]] = frozenset({1})
 
     def sides(self, xs: Sequence[Shape]) -> tuple[tuple[int, int], ...]:
         if len(xs) != 2 or len(xs[0]) != len(xs[1]):
@@ -83,3 +82,7 @@ class Fit(Shift):
                 f"fit: got inputs of shapes {', '.join(map(str, xs))}, expected the tensor to fit, and one with as many dimensions."
             )
         return tuple((0, b - a) for a, b in zip(xs[0][1:-1], xs[1][1:-1], strict=True))
+
+    def padding(self, xs: Sequence[Shape]) -> Pad:
+        """The same for these shapes, which reads the first input only."""
+        return Pad(self.sides(xs))
