@@ -142,13 +142,22 @@ def test_ranks_send_parts(
         check(tmp_path / f"p/{name}.nii.gz", trained / f"d/images/{name}.nii.gz", expected)
 
 
-def test_a_failure_is_one_of_all_ranks_and_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file/p.nii", "p.h5"])
+def test_a_failure_is_one_of_all_ranks_and_leaves_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (tmp_path / "file").write_text("")
 
+    def full(sink: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lbpar.hdf5_file._Sink.check", full)
+
     def rank(transport: Transport) -> str:
-        network = api.restore(trained / "run", transport=transport)
+        plan = ["parallel={strategy: data, layers: {conv1: {D: 2}}}"]
+        network = api.restore(trained / "run", overrides=plan, transport=transport)
         with pytest.raises(DataError) as error:
-            network.predict_to(tmp_path / "file/p.nii", VolumeDataset(trained / "d/images/a.nii.gz", SHAPE, np.float64))
+            network.predict_to(tmp_path / name, VolumeDataset(trained / "d/images/a.nii.gz", SHAPE, np.float64))
         return str(error.value)
 
     told = VirtualWorld(Grid.of(2)).run(rank)

@@ -102,10 +102,13 @@ def _hdf5(path: Path, shape: Sequence[int], dtype: np.dtype[Any], labels: bool) 
         maps = file.create_dataset("labels", tuple(shape[:-1]), label_type(shape[-1])) if labels else None
 
         def put(where: tuple[slice, ...], part: Array) -> None:
-            scores[where] = part
-            if maps is not None:
-                maps[where] = part.argmax(-1)
-            check()
+            try:
+                scores[where] = part
+                if maps is not None:
+                    maps[where] = part.argmax(-1)
+                check()
+            except OSError as e:  # told to all ranks, which wait for this one
+                raise DataError(f"{path}: cannot write: {e.strerror or e}. Nothing was changed.") from e
 
         yield put
 
