@@ -29,6 +29,7 @@ TYPES = get_args(EngineConfig.model_fields["dtype"].annotation)
 REPEATS = 3
 #: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.
 NAP = 0.005
+_measured: dict[EngineConfig, MachineFile] = {}
 
 
 def machine_of(which: str, engine: EngineConfig, transport: Transport | None = None) -> Machine:
@@ -53,7 +54,13 @@ def machine_of(which: str, engine: EngineConfig, transport: Transport | None = N
         return find_machine(which)
     if transport is None or transport.size == 1:
         return Machine(_alone(engine))
-    return Machine(measure_machine(engine, samples(), REPEATS, transport))
+    file = _measured[engine] = measure_machine(engine, samples(), REPEATS, transport)
+    return Machine(file)
+
+
+def measured(engine: EngineConfig) -> MachineFile | None:
+    """The job's ranks as `machine_of` last measured them in this process, if it did."""
+    return _measured.get(engine)
 
 
 def measure_machine(

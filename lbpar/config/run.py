@@ -42,7 +42,13 @@ class OutputConfig(Section):
 
     out: FilePath = Field(default="runs/default", description="Directory of the run.")
     checkpoint: Checkpoint | None = Field(default=Checkpoint(), description="When to save; `null` saves nothing.")
-    trace: Flag = Field(default=False, description="Write what each rank did when, as a timeline.")
+    trace: Flag = Field(
+        default=False, description="Write what each rank did when, as a timeline for trace viewers: `trace.json`."
+    )
+    report: Flag = Field(
+        default=True,
+        description="Trace one step (`step.json`), and draw `report.html` at the end of `lbpar train` where matplotlib is installed.",
+    )
     progress: Literal["auto", "bar", "lines", "none"] = Field(
         default="auto", description="Auto: a bar on a terminal, else lines."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -106,6 +107,12 @@ def volume(move: Move, rank: int) -> Volume:
         own = box_size(move.src.box(rank))
         return Volume(others if own else 0, own * others)
     return Volume(len(plan.sends), sum(p.size for p in plan.sends))
+
+
+def many_volume(moves: Sequence[Move], rank: int) -> Volume:
+    """What a rank sends in an allreduce of several arrays over the same axes as one message."""
+    members = moves[0].src.grid.group(moves[0].axes, rank)
+    return allreduce_volume(sum(box_size(m.src.box(rank)) for m in moves), len(members), members.index(rank))
 
 
 def allreduce_volume(elements: int, members: int, member: int = 0) -> Volume:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS, StepPrice, local_bytes
-from lbpar.plan.choose import Choice, Outcome
+from lbpar.plan.choose import Choice, Outcome, Settings
 from lbpar.plan.tables import Tables
 from lbpar.program.words import grid_words
 from lbpar.text import human_seconds
@@ -129,8 +129,8 @@ def limits(o: Outcome) -> str:
     )
 
 
-def layer_rows(o: Outcome, choice: Choice, rivals: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per layer."""
+def layer_rows(o: Outcome, choice: Choice | Settings, rivals: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per layer; ``choice`` says how it was priced."""
     program, grid = o.program, o.plan.grid
     moves: dict[str, list[StepPrice]] = {}
     compute: dict[str, float] = {}

@@ -22,12 +22,27 @@ COLOURS = {
 
 
 def draw(report: dict[str, Any], path: str | Path) -> None:
-    """Draw an explained plan; the ending decides the format (png, svg, pdf).
+    """Draw an explained plan into a file; the ending decides the format (png, svg, pdf).
 
     Raises
     ------
     ConfigError
         matplotlib is missing, or the file cannot be written.
+    """
+    figure = picture(report)
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot: {path} cannot be written: {error}.") from None
+
+
+def picture(report: dict[str, Any]) -> Any:
+    """The matplotlib figure of an explained plan.
+
+    Raises
+    ------
+    ConfigError
+        matplotlib is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -78,7 +93,4 @@ def draw(report: dict[str, Any], path: str | Path) -> None:
         f"{report['strategy']}, {1e3 * report['step']['seconds']:.3g} ms a step",
         fontsize=10,
     )
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot: {path} cannot be written: {error}.") from None
+    return figure

@@ -44,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
     point.add_argument("--procs", type=int, required=True)
     point.add_argument("--launcher")
     add_steps(point)
+    one = commands.add_parser("report", help="write report.html into a run directory", description="The page of a run.")
+    one.add_argument("folder", type=path_option, metavar="RUN_DIR")
+    one.add_argument(
+        "--machine", type=path_option, help="what to predict for (default: what the plan was chosen for, if known)"
+    )
+    one.add_argument("--allow-code", action="store_true", help="run the Python function that is the run's model")
     both = commands.add_parser("compare", help="the times of two studies side by side")
     both.add_argument("first", type=path_option, metavar="A")
     both.add_argument("second", type=path_option, metavar="B")
@@ -64,6 +70,11 @@ def main(argv: list[str] | None = None) -> int:
                 return run_papers(Path(args.out))
             case "compare":
                 return run_compare(Path(args.first), Path(args.second))
+            case "report":
+                from lbpar.study.report import write_report
+
+                print(f"-> {write_report(Path(args.folder), args.machine, args.allow_code)}")
+                return 0
             case "point":
                 from lbpar.study.scaling import measure_one
 

@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,6 +159,26 @@ def summary(ranks: Sequence[dict[str, Any]], steps: int, threads: int) -> dict[s
     slowest = [max(times) for times in zip(*(r["steps"] for r in ranks), strict=True)]
     repeats = [sum(slowest[i : i + steps]) / steps for i in range(0, len(slowest), steps)]
     each = [{k: s / r["counted"] for k, s in r["kinds"].items()} for r in ranks]
+    seconds = sorted(repeats)[len(repeats) // 2]
+    hosts = [r["host"] for r in ranks]
+    return {
+        "seconds": seconds,
+        "repeats": repeats,
+        "spread": (max(repeats) - min(repeats)) / seconds,
+        "parts": parts_of(
+            each, [r["input"] / r["counted"] for r in ranks], [sum(r["steps"]) / len(r["steps"]) for r in ranks]
+        ),
+        "imbalance": imbalance(each),
+        "bytes": max(r["bytes"] for r in ranks),
+        "memory": max(r["peak"] for r in ranks),
+        "hosts": len(set(hosts)),
+        "threads": threads,
+        "oversubscribed": any(hosts.count(r["host"]) * threads > r["cores"] for r in ranks),
+    }
+
+
+def parts_of(each: Sequence[Mapping[str, float]], waited: Sequence[float], whole: Sequence[float]) -> dict[str, float]:
+    """A step in parts, as in `summary`, from each rank's seconds per kind, its waiting for samples, and its whole step."""
     parts: dict[str, float] = {}
     idle = 0.0
     for kind in dict.fromkeys(k for kinds in each for k in kinds):
@@ -166,23 +186,15 @@ def summary(ranks: Sequence[dict[str, Any]], steps: int, threads: int) -> dict[s
         mean = sum(times) / len(times)
         parts[kind] = mean if kind in OWN else min(times)
         idle += mean - parts[kind]
-    parts |= {"idle": idle, "input": sum(r["input"] / r["counted"] for r in ranks) / len(ranks)}
-    seconds = sorted(repeats)[len(repeats) // 2]
-    parts["other"] = max(0.0, sum(sum(r["steps"]) / len(r["steps"]) for r in ranks) / len(ranks) - sum(parts.values()))
+    parts |= {"idle": idle, "input": sum(waited) / len(waited)}
+    parts["other"] = max(0.0, sum(whole) / len(whole) - sum(parts.values()))
+    return parts
+
+
+def imbalance(each: Sequence[Mapping[str, float]]) -> float:
+    """By how much the slowest rank's computation exceeds the mean, as a share of it."""
     compute = [kinds.get("compute", 0.0) for kinds in each]
-    hosts = [r["host"] for r in ranks]
-    return {
-        "seconds": seconds,
-        "repeats": repeats,
-        "spread": (max(repeats) - min(repeats)) / seconds,
-        "parts": parts,
-        "imbalance": max(compute) / (sum(compute) / len(compute)) - 1 if any(compute) else 0.0,
-        "bytes": max(r["bytes"] for r in ranks),
-        "memory": max(r["peak"] for r in ranks),
-        "hosts": len(set(hosts)),
-        "threads": threads,
-        "oversubscribed": any(hosts.count(r["host"]) * threads > r["cores"] for r in ranks),
-    }
+    return max(compute) / (sum(compute) / len(compute)) - 1 if any(compute) else 0.0
 
 
 def add_steps(parser: argparse._ActionsContainer) -> None:

@@ -60,6 +60,7 @@ class Point:
             "data.drop_last": True,
             "run.checkpoint": None,
             "run.trace": False,
+            "run.report": False,
             "run.progress": "none",
         }
         if self.plan != config.parallel.strategy:

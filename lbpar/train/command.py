@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from signal import SIGUSR1
 from time import perf_counter
 
 from lbpar.config.arguments import add_run_file, given_run
+from lbpar.logs import add_logging, start_logging
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import launched_ranks
 from lbpar.transport.stop import NUMBERS, stop_signals
@@ -19,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     """Command-line options."""
     p = Parser(prog="lbpar train", description="Train a network: mpirun -n 4 python -m lbpar.train --config run.yaml")
     add_run_file(p)
+    add_logging(p)
     p.add_argument(
         "--resume",
         nargs="?",
@@ -30,16 +32,18 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`."""
+def main(argv: Sequence[str] | None = None, after: Callable[[Path], None] | None = None) -> int:
+    """Train as the command line says. Collective over all ranks; call it through `lbpar.transport.launch.run_main`.
+
+    ``after`` is given the run directory when all is written, on rank 0, unless ``run.report`` is off.
+    """
     args = parser().parse_args(argv)
 
     from lbpar.train.job import run, start  # not for --help
     from lbpar.train.report import process_seconds
 
     started = perf_counter() - process_seconds()
-    if (launched_ranks() or (1, 0))[1] > 0:
-        logging.getLogger("lbpar").setLevel(logging.ERROR)  # what all ranks would warn of is said once
+    start_logging(args, (launched_ranks() or (1, 0))[1])
     config = given_run(args)
     # A run that saves nothing has nothing to do about a time limit, but may end well before it.
     with stop_signals(NUMBERS if config.run.checkpoint else (SIGUSR1,)) as stop:
@@ -47,4 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with closing(trainer):
             run(trainer, goes_on, started, stop=stop)
         trainer.transport.close()
+    if after is not None and config.run.report and trainer.transport.rank == 0:
+        after(Path(config.run.out))
     return 0

@@ -74,7 +74,12 @@ def make_directory(config: OutputConfig) -> None:
         It cannot be made or written, or something lies where a file or folder of the run should be.
     """
     out = Path(config.out)
-    optional = {"metrics.csv": config.metrics.csv, "trace.json": config.trace}
+    optional = {
+        "metrics.csv": config.metrics.csv,
+        "trace.json": config.trace,
+        "step.json": config.report,
+        "report.html": config.report,
+    }
     names = ["metrics.jsonl", "run.yaml", "plan.yaml", "report.json", *(name for name, on in optional.items() if on)]
     try:
         _try_folder(out)

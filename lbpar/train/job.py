@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from lbpar.calibrate.machine import AUTO, measured
+from lbpar.config.machine_file import save_machine_file
 from lbpar.config.model import PythonModel
 from lbpar.config.run_file import RunConfig, dump
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
-from lbpar.plan.resolve import save_plan
+from lbpar.plan.resolve import is_chosen, save_plan
 from lbpar.program.plan import Plan
 from lbpar.provenance import timestamp
 from lbpar.runtime.worker import StepResult
@@ -28,6 +31,7 @@ from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.together import together
 
+log = logging.getLogger(__name__)
 OnEpoch = Callable[[dict[str, Any]], object]
 
 
@@ -121,7 +125,7 @@ def _run(
             say(f"lbpar: {out}: nothing left to train after epoch {trainer.epoch}, step {trainer.step}{why}.")
         return []
     state = max(trainer.transport.allgather_obj(state_bytes(trainer)))
-    begin = perf_counter()
+    begin, first = perf_counter(), trainer.step
     records: list[dict[str, Any]] = []
     with together(trainer.transport):
         writer = _writer(trainer, out, resumed) if root else None
@@ -130,6 +134,7 @@ def _run(
             announce(trainer, resumed, state, begin - started)
         while not trainer.done:
             records.append(_epoch(trainer, root, saver))
+            log.info("%s", records[-1])
             with together(trainer.transport):
                 if writer:
                     check_lock()
@@ -139,12 +144,16 @@ def _run(
                 on_epoch(records[-1])
     if root and trainer.early_stop is not None and trainer.stopped and trainer.epoch < config.train.epochs:
         say(f"early stop after epoch {trainer.epoch}: {trainer.early_stop.reason}")
-    if trainer.tracer is not None:
-        trainer.tracer.write(out / "trace.json", trainer.transport)
+    trainer.tracer.write(out, trainer.transport)
     ranks = trainer.transport.gather(share(records))
     if ranks is not None:
         times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started}
-        report(trainer, out, records[-1] if records else {}, {**times, "state_bytes": state, "ranks": ranks})
+        report(
+            trainer,
+            out,
+            records[-1] if records else {},
+            {**times, "state_bytes": state, "updates": trainer.step - first, "ranks": ranks},
+        )
     return records
 
 
@@ -153,6 +162,9 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
     config = trainer.config
     save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
     write_text(out / "run.yaml", dump(config))
+    chosen = is_chosen(config.parallel, trainer.transport.size) and config.machine == AUTO
+    if chosen and (machine := measured(config.engine)):
+        save_machine_file(machine, out / "machine.yaml")
     if isinstance(config.model, PythonModel) and config.model.file is not None:
         write_text(out / config.model.file.name, config.model.file.read_text(encoding="utf-8"))
     kinds = config.run.metrics

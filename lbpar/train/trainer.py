@@ -81,11 +81,11 @@ class Trainer(Evaluator):
         if c.data.train != "synthetic":  # noise has no mean and std to hand on
             self.normalisation = dataset.normalisation
         self.open_test()
-        self.tracer = Tracer(self.transport.rank, self.engine) if c.run.trace else None
         self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
         self.updates_per_epoch = per_epoch
+        self.tracer = Tracer(self.transport, self.engine, c.run.trace, c.run.report, self.total_steps)
         kinds = {name: p.kind for name, p in self.graph.params().items() if p.kind != "statistic"}
         self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay, self.engine)
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
@@ -212,7 +212,6 @@ class Trainer(Evaluator):
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
-        executor.tracer = self.tracer
         context = Context(self.config.train.seed, self.micro, weight)
 
         clipped: list[Callable[[], float]] = []
@@ -225,7 +224,8 @@ class Trainer(Evaluator):
             self.optimizer.step(params, grads, lr, self.norms)
 
         executor.on_update = update
-        result = self.worker.run(feed, samples, mode, context)
+        with self.tracer.batch(executor.program, self.epoch + 1, self.step + 1) as executor.tracer:
+            result = self.worker.run(feed, samples, mode, context)
         self._check_loss(result.loss, feed, samples, context)
         if isinf(self._first_loss):
             self._first_loss = result.loss

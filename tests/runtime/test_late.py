@@ -124,7 +124,7 @@ def test_a_traced_run_and_its_times() -> None:
     training = late(CASES["classifier"], 1)
     worker = training.workers[0]
     executor = worker.executor(BATCH)
-    executor.tracer = Tracer(0, worker.engine)
+    executor.tracer = Tracer(worker.transport, worker.engine)
     training.run()
     assert executor.spent().keys() == {"compute", "update"}
 

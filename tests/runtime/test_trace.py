@@ -1,11 +1,14 @@
-"""A traced run: events of every step and move, as a timeline viewer reads them."""
+"""Traced runs: events of every step and move, as a timeline viewer reads them."""
 
 from __future__ import annotations
 
-import json
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from lbpar import api
+from tests.util.trace_format import read_trace
 
 RUN = {
     "model": {
@@ -24,12 +27,21 @@ RUN = {
 }
 
 
+def trace(out: Path, name: str, **run: object) -> tuple[list[dict], dict]:
+    config = api.load_run(
+        {**RUN, "train": {"batch": 4, "epochs": 4}, "run": {"out": str(out), "progress": "none", **run}}
+    )
+    with api.train(config, write=True):
+        pass
+    return read_trace(out / name)
+
+
 def test_trace_names_every_kernel_of_every_step(tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = api.load_run({**RUN, "run": {"out": str(out), "trace": True, "progress": "none"}})
     with api.train(config, write=True):
         pass
-    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    events, _ = read_trace(out / "trace.json")
     spans = [e for e in events if e["ph"] == "X"]
     names = [e["name"] for e in spans]
     assert names.count("c conv_backward_weights_bias") == 2  # two steps
@@ -39,3 +51,36 @@ def test_trace_names_every_kernel_of_every_step(tmp_path: Path) -> None:
     starts = [e["ts"] for e in spans if e["tid"] == 0]
     assert starts == sorted(starts)
     assert {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}} in events
+
+
+def test_steps_and_epochs_are_marked(tmp_path: Path) -> None:
+    events, _ = trace(tmp_path, "trace.json", trace=True)
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["epoch 1", "epoch 2", "epoch 3", "epoch 4"]
+    steps = [e for e in events if e.get("cat") == "step"]
+    assert [(e["args"]["epoch"], e["args"]["step"]) for e in steps] == [(1 + i // 2, 1 + i) for i in range(8)]
+    for first, second in pairwise(steps):
+        assert first["ts"] + first["dur"] <= second["ts"] + 1
+    updates = [e for e in events if e["name"] == "update"]
+    for step, update in zip(steps, updates, strict=True):
+        assert step["ts"] <= update["ts"] <= step["ts"] + step["dur"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_fifth_step_is_kept_by_itself(tmp_path: Path, whole: bool) -> None:
+    events, facts = trace(tmp_path, "step.json", trace=whole)
+    assert (tmp_path / "trace.json").exists() == whole
+    assert facts == {"step": 5, "bytes": [{"counted": {}, "model": {}}]}
+    assert [e["args"] for e in events if e.get("cat") == "step"] == [{"epoch": 3, "step": 5}]
+    names = [e["name"] for e in events]
+    assert names.count("c conv_backward_weights_bias") == names.count("fc linear_forward") == names.count("update") == 1
+
+
+def test_a_short_run_keeps_its_last_step_and_report_off_none(tmp_path: Path) -> None:
+    config = {**RUN, "run": {"out": str(tmp_path / "short"), "progress": "none"}}
+    with api.train(api.load_run(config), write=True):
+        pass
+    assert read_trace(tmp_path / "short" / "step.json")[1]["step"] == 2
+    config["run"] = {"out": str(tmp_path / "off"), "progress": "none", "report": False}
+    with api.train(api.load_run(config), write=True):
+        pass
+    assert not (tmp_path / "off" / "step.json").exists()

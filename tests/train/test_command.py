@@ -46,7 +46,7 @@ def test_a_run_directory(job, tmp_path, capsys):
     assert job("run.metrics={csv: true, tensorboard: true}", "run.checkpoint.keep=1") == 0
     out = tmp_path / "out"
     names = {p.name for p in out.iterdir() if not p.name.startswith("events.out.tfevents.")}
-    assert names == {"plan.yaml", "run.yaml", "metrics.jsonl", "metrics.csv", "report.json", "checkpoints"}
+    assert names == {"plan.yaml", "run.yaml", "metrics.jsonl", "metrics.csv", "report.json", "step.json", "checkpoints"}
     assert len(list(out.glob("events.out.tfevents.*"))) == 1
     want = train(run_file()).records
     best = max(want, key=lambda r: r["test_accuracy"])["step"]

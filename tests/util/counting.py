@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.layout.exchange import Volume, allreduce_volume, volume
-from lbpar.layout.runs import box_size
+from lbpar.layout.exchange import many_volume, volume
 from lbpar.program.steps import Start, StartMany
 from lbpar.transport.base import Sent
 from tests.util.run import Run, nbytes
@@ -25,7 +24,11 @@ def assert_counted(run: Run, steps: int = 1, dtype: Any = np.float64) -> None:
             if not isinstance(step, (Start, StartMany)):
                 continue
             first = step.starts[0] if isinstance(step, StartMany) else step
-            said = _merged(step, rank) if isinstance(step, StartMany) else volume(step.move, rank)
+            said = (
+                many_volume([s.move for s in step.starts], rank)
+                if isinstance(step, StartMany)
+                else volume(step.move, rank)
+            )
             size = nbytes(run.program.buffers[first.src], said.elements, dtype)
             tag = step.tag if isinstance(step, StartMany) else step.dst
             sent = books.pop((CALLS.get(first.move.kind, first.move.kind), tag), Sent())
@@ -33,10 +36,3 @@ def assert_counted(run: Run, steps: int = 1, dtype: Any = np.float64) -> None:
             total += sent
         assert not any(s.messages for s in books.values()), f"rank {rank} sent more than its program says: {books}"
         assert e.transport.counter.total() == total
-
-
-def _merged(step: StartMany, rank: int) -> Volume:
-    """An allreduce of all the arrays as one."""
-    elements = sum(box_size(s.move.src.box(rank)) for s in step.starts)
-    group = step.starts[0].move.src.grid.group(step.starts[0].move.axes, rank)
-    return allreduce_volume(elements, len(group), group.index(rank))
