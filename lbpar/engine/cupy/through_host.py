@@ -23,7 +23,8 @@ def _on_host(name: str) -> Callable[..., Any]:
         def back(a: Any) -> Any:
             """On the device; in the half type that was widened on the way to the host."""
             found = self.from_host(a)
-            return self.copy(found, kind) if a.dtype == np.float32 and kind == self.activations else found
+            widened = a.dtype == np.float32 and kind == self.activations and not name.endswith("_sums")
+            return self.copy(found, kind) if widened else found
 
         return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
