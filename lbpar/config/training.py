@@ -13,6 +13,8 @@ from lbpar.text import nearest
 LOSSES = {
     "cross_entropy": "softmax cross-entropy",
     "mse": "mean squared error",
+    "l1": "mean absolute error",
+    "huber": "mean of half the square up to an error of 1, of its size less a half beyond",
     "bce": "binary cross-entropy on logits",
     "dice": "soft Dice of the softmax (sums over the whole batch per class, 1 added to both terms of the ratio, mean over classes)",
 }

@@ -535,6 +535,14 @@ class Engine(Rules):
         """``2 * scale * (x - t)``."""
 
     @abstractmethod
+    def error_loss(self, x: Array, t: Array, kind: str, scale: float) -> Float64Array:
+        """``scale * sum(f(x - t))``, float64 of shape (), with f by name (`lbpar.engine.losses.ERRORS`)."""
+
+    @abstractmethod
+    def error_backward(self, x: Array, t: Array, kind: str, scale: float) -> Array:
+        """``scale * f'(x - t)``."""
+
+    @abstractmethod
     def bce_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
         """Binary cross-entropy of logits x against t in [0, 1], scale times the sum; stable for large |x|."""
 

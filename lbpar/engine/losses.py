@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lbpar.engine.base import Array, Engine, Float64Array
 from lbpar.engine.norm import rows_of, sum_rows
+
+#: Losses that are functions of the error: the function and its slope.
+ERRORS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "l1": (np.abs, np.sign),
+    "huber": (
+        lambda d: np.where(np.abs(d) <= 1, 0.5 * d * d, np.abs(d) - 0.5),
+        lambda d: np.clip(d, -1, 1),
+    ),
+}
 
 
 class Losses(Engine):
@@ -63,6 +72,12 @@ class Losses(Engine):
         dx = x - t.astype(x.dtype, copy=False)
         dx *= 2 * scale
         return dx
+
+    def error_loss(self, x: Array, t: Array, kind: str, scale: float) -> Float64Array:
+        return np.asarray(scale * ERRORS[kind][0](x.astype(np.float64) - t).sum())
+
+    def error_backward(self, x: Array, t: Array, kind: str, scale: float) -> Array:
+        return np.asarray(ERRORS[kind][1](x - t.astype(x.dtype, copy=False)) * scale, x.dtype)
 
     def bce_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
         """Max(x, 0) - x*t + log(1 + exp(-|x|)) never overflows."""

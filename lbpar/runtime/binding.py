@@ -16,6 +16,7 @@ import numpy as np
 
 from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
+from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
 from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.runs import Box, Runs, box_shape, index_parts, indices, length
@@ -348,6 +349,10 @@ def _first_class(b: Bound) -> tuple[Any, ...]:
     return (start(b.reads[0][-1]),)
 
 
+def _named(kind: str) -> Callable[[Bound], tuple[Any, ...]]:
+    return lambda b: (kind,)
+
+
 def _dice_backward(b: Bound) -> Call:
     first, eps, classes = *_first_class(b), *b.attrs("eps", "classes")
     return lambda e, _, x, m, sums, t, dsums: e.dice_backward(x, m, sums, t, first, dsums, eps, classes)
@@ -449,6 +454,11 @@ BINDERS: dict[str, Binder] = {
     "cross_entropy_backward": _method("cross_entropy_backward", "smoothing", "classes", "scale", more=_first_class),
     "mse_loss": _method("mse_loss", "scale"),
     "mse_backward": _method("mse_backward", "scale"),
+    **{
+        f"{k}_{part}": _method(f"error_{part}", "scale", more=_named(k))
+        for k in ERRORS
+        for part in ("loss", "backward")
+    },
     "bce_loss": _method("bce_loss", "scale"),
     "bce_backward": _method("bce_backward", "scale"),
     "dice_sums": _method("dice_sums", more=_first_class),

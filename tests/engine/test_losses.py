@@ -155,3 +155,14 @@ def test_binary_cross_entropy(engine, dtype, rng):
     loss.backward()
     close(np.asarray(engine.bce_loss(x, t, 1 / 30)), loss.item(), np.float64, sums_of(engine, dtype))
     close(engine.bce_backward(x, t, np.float64(1 / 30)), tx.grad.numpy(), dtype)
+
+
+@pytest.mark.parametrize("kind", ["l1", "huber"])
+def test_losses_of_the_error(engine, dtype, rng, kind):
+    torch = pytest.importorskip("torch")
+    x, t = ((3 * rng.standard_normal((6, 5))).astype(dtype) for _ in range(2))
+    tx = torch.tensor(x).double().requires_grad_()
+    loss = getattr(torch.nn.functional, f"{kind}_loss")(tx, torch.tensor(t).double())
+    loss.backward()
+    close(np.asarray(engine.error_loss(x, t, kind, 1 / 30)), loss.item(), np.float64, sums_of(engine, dtype))
+    close(engine.error_backward(x, t, kind, 1 / 30), tx.grad.numpy(), dtype)

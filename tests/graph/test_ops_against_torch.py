@@ -249,6 +249,8 @@ LOSS_CASES = {
     "dice": ("dice", {}),
     "dice-eps": ("dice", {"eps": 0.01}),
     "mse": ("mse", {}),
+    "l1": ("l1", {}),
+    "huber": ("huber", {}),
     "bce": ("bce", {}),
 }
 

@@ -219,7 +219,7 @@ def test_other_ops(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 5), (2, 3, 2, 5)], ids=["samples", "pixels", "voxels"])
-@pytest.mark.parametrize("kind", ["cross_entropy", "cross_entropy smoothed", "dice", "mse", "bce"])
+@pytest.mark.parametrize("kind", ["cross_entropy", "cross_entropy smoothed", "dice", "mse", "l1", "huber", "bce"])
 def test_losses_with_split_classes(kind: str, shape: tuple[int, ...]) -> None:
     g = GraphBuilder(input=shape)
     loss = LOSSES["cross_entropy"](0.2) if " " in kind else LOSSES[kind]()  # type: ignore[call-arg]

@@ -170,6 +170,10 @@ def _apply(
             return functional.cross_entropy(_first(x), xs[1], label_smoothing=op.smoothing)
         case "mse":
             return functional.mse_loss(x, xs[1])
+        case "l1":
+            return functional.l1_loss(x, xs[1])
+        case "huber":
+            return functional.huber_loss(x, xs[1])
         case "bce":
             return functional.binary_cross_entropy_with_logits(x, xs[1])
         case "dice":

@@ -40,3 +40,5 @@ class ThroughHost(CupyDevice):
     sample_norm_backward_data = _on_host("sample_norm_backward_data")
     activation_forward = _on_host("activation_forward")
     activation_backward = _on_host("activation_backward")
+    error_loss = _on_host("error_loss")
+    error_backward = _on_host("error_backward")

@@ -155,6 +155,20 @@ class Mse(Elementwise):
 
 
 @dataclass(frozen=True)
+class L1(Elementwise):
+    """Mean absolute error."""
+
+    kind: ClassVar[str] = "l1"
+
+
+@dataclass(frozen=True)
+class Huber(Elementwise):
+    """Mean of d²/2 where the error d is at most 1, of |d| - 1/2 elsewhere."""
+
+    kind: ClassVar[str] = "huber"
+
+
+@dataclass(frozen=True)
 class Bce(Elementwise):
     """Binary cross-entropy of logits, in its stable form."""
 
@@ -162,7 +176,7 @@ class Bce(Elementwise):
     limits: ClassVar[tuple[float, float]] = (0, 1)
 
 
-LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, Bce)}
+LOSSES: dict[str, type[Loss]] = {c.kind: c for c in (CrossEntropy, Dice, Mse, L1, Huber, Bce)}
 
 
 def register_loss(cls: L) -> L:
