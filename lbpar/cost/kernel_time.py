@@ -84,16 +84,17 @@ def plain_name(kernel: str) -> str:
 
 def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many, Many] | None:
     """Rows, columns and terms of the matrix product that a kernel amounts to; None for the others."""
-    name = kernel.name
-    if not name.startswith(("conv", "linear")):
+    if kernel.product is None:
         return None
     rows = prod((v for loop, v in local.items() if loop in ("N", "D", "H", "W")), start=1)
     f, c, t = local["F"], local["C"], taps(kernel)
-    if "backward_weights" in name:
-        return c * t, f, rows
-    if name.endswith("backward_data"):
-        return rows, c, f * t
-    return rows, f, c * t
+    match kernel.product:
+        case "backward_weights":
+            return c * t, f, rows
+        case "backward_data":
+            return rows, c, f * t
+        case "forward":
+            return rows, f, c * t
 
 
 def taps(kernel: Kernel) -> int:

@@ -107,13 +107,17 @@ class Operand(_Indexed):
     dtype: str | None = None
 
 
+Product = Literal["forward", "backward_data", "backward_weights"]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One local computation: the engine function ``name`` over ``loops``.
 
     ``attrs`` are passed to the engine call; ``flops`` counts the global floating-point operations (a
     multiply-add is two). ``push`` marks a kernel whose written gradient covers the ghosts of the operand
-    it was read through, to be added into their owners afterwards.
+    it was read through, to be added into their owners afterwards. ``product`` says which pass of an op that multiplies by weights it is:
+    its time is that of a matrix product, of other kernels that of their bytes.
     """
 
     name: str
@@ -123,6 +127,7 @@ class Kernel:
     attrs: tuple[tuple[str, Any], ...] = ()
     flops: int = 0
     push: bool = False
+    product: Product | None = None
 
     def __hash__(self) -> int:
         return self._hash

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lbpar.graph.loops import Kernel
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program, Start, Step, Sum, Update, reads, writes
 
@@ -224,12 +223,6 @@ class _Fuser:
 
 def _merge(name: str, first: Compute, last: Compute, read: tuple[str, ...], written: tuple[str, ...]) -> Compute:
     """The first kernel's operands and attributes with the last one's result."""
-    kernel = Kernel(
-        name,
-        first.kernel.loops,
-        first.kernel.reads,
-        last.kernel.writes,
-        first.kernel.attrs,
-        first.kernel.flops + last.kernel.flops,
-    )
+    flops = first.kernel.flops + last.kernel.flops
+    kernel = replace(first.kernel, name=name, writes=last.kernel.writes, flops=flops)
     return Compute(last.node, kernel, read, written, last.phase)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, like, plain, tensor_loops
+from lbpar.graph.loops import Index, Kernel, Operand, Param, Product, Shape, like, plain, tensor_loops
 from lbpar.graph.ops.windows import Windowed
 
 Loops = tuple[tuple[str, int], ...]
@@ -64,12 +64,13 @@ class Weighted(Windowed):
         return x, y, w, Operand("bias", (y.dims[-1],))
 
     def _kernel(
-        self, name: str, xs: Sequence[Shape], reads: tuple[Operand, ...], write: Operand, by_output: bool = True
+        self, product: Product, xs: Sequence[Shape], reads: tuple[Operand, ...], write: Operand, by_output: bool = True
     ) -> Kernel:
         one, other = (xs[0], self.filters) if self.transposed else (self.infer(xs), xs[0][-1])
         flops = 2 * prod(one) * prod(self.kernel) * other // self.groups
         attrs = (("windows", self.windows),) if self.kernel else ()
-        return Kernel(f"{self.kind}_{name}", self._loops(xs, by_output), reads, (write,), attrs, flops)
+        name = f"{self.kind}_{product}"
+        return Kernel(name, self._loops(xs, by_output), reads, (write,), attrs, flops, product=product)
 
     def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
         _, _, w, b = self._operands(xs)
