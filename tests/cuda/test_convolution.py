@@ -165,6 +165,7 @@ def test_random_geometries() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_many_random_geometries(math: str, seed: int) -> None:
@@ -173,7 +174,7 @@ def test_many_random_geometries(math: str, seed: int) -> None:
         random_cases(math, seed, 60, card).check(defines={"EMULATED_ARCH": arch}, order=seed)
 
 
-@pytest.mark.parametrize("limit", [2500, pytest.param(12000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [2500, pytest.param(12000, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_offsets_stay_below_the_limit(limit: int) -> None:
     """32-bit arithmetic only where every offset fits, with a limit that arrays of a few thousand elements reach."""
     cases = Cases("float32", replace(CARD, int_limit=limit))
@@ -190,6 +191,7 @@ def test_offsets_stay_below_the_limit(limit: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("limit", [1500, 6000])
 def test_offsets_of_random_geometries_stay_below_the_limit(limit: int) -> None:
     cases = random_cases("float32", 21, 40, replace(CARD, int_limit=limit))
@@ -303,7 +305,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(
-    "fault", [name if name in ("phase", "rim") else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+    "fault",
+    [
+        name if name in ("phase", "rim") else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+        for name in FAULTS
+    ],
 )
 def test_faults_are_found(fault: str) -> None:
     which, old, new = FAULTS[fault]
@@ -316,7 +322,11 @@ def test_faults_are_found(fault: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tests", ["splits", pytest.param("shapes or types or first_tensor or rims", marks=pytest.mark.slow)]
+    "tests",
+    [
+        "splits",
+        pytest.param("shapes or types or first_tensor or rims", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
 )
 def test_under_sanitizers(tests: str) -> None:
     """Not a byte is read outside of an array or of shared memory, and no arithmetic is undefined."""
@@ -326,6 +336,7 @@ def test_under_sanitizers(tests: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["fixed[f] = from.fixed(mn);", "fixed[f] = from.fixed(mn < last ? mn : last + 1);"])
 def test_reads_outside_are_found(fault: str) -> None:
     right = "fixed[f] = from.fixed(mn < last ? mn : last);"

@@ -162,7 +162,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(
-    "fault", [name if name == "wait" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+    "fault",
+    [
+        name if name == "wait" else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+        for name in FAULTS
+    ],
 )
 def test_faults_are_found(fault: str) -> None:
     old, new = FAULTS[fault]
@@ -173,6 +177,7 @@ def test_faults_are_found(fault: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_offsets_stay_below_the_limit() -> None:
     cases, pairs = cases_of("float32", Card(tiles=SMALL, int_limit=6000), [(72, 68, 48), (8, 136, 56)], EVERY, batch=2)
     assert {job.launches[0].name.split(", ")[1] for job, _ in cases} == {"i32", "i64"}
@@ -180,6 +185,7 @@ def test_offsets_stay_below_the_limit() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("math", "arch"), ALL)
 def test_all_tiles(math: str, arch: int, tile: tuple[int, int, int]) -> None:
