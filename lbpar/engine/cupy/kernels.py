@@ -16,6 +16,7 @@ import numpy as np
 
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.errors import EngineError
+from lbpar.shipped import shipped
 
 TYPES = {
     "float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "int64": "i64", "int32": "int",
@@ -37,14 +38,13 @@ OPTIONS = ("-std=c++17", "-default-device")
 
 
 def folder() -> Path:
-    """Where the sources are: ``lbpar/kernels`` of a wheel, ``kernels`` of the repository."""
-    package = Path(__file__).resolve().parents[2]
-    for place in (package / "kernels", package.parent / "kernels"):
-        if (place / "common.cuh").is_file():
-            return place
-    raise EngineError(
-        "engine.name: cupy: the CUDA sources of lbpar (kernels/*.cu) are not installed; install lbpar again."
-    )
+    """Where the sources are."""
+    header = shipped("kernels/common.cuh")
+    if header is None:
+        raise EngineError(
+            "engine.name: cupy: the CUDA sources of lbpar (kernels/*.cu) are not installed; install lbpar again."
+        )
+    return header.parent
 
 
 @cache

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lbpar.engine.native.cache import find, keep, private, temporary
 from lbpar.errors import EngineError
+from lbpar.shipped import shipped
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +85,9 @@ def _compile(compiler: str, sources: Sequence[Path], folder: Path, name: str) ->
 
 
 def _sources() -> list[Path] | None:
-    """The C files, if this installation has them: `lbpar/kernels/` of a wheel, `kernels/` of the repository."""
-    package = Path(__file__).resolve().parents[2]
-    for folder in (package / "kernels", package.parent / "kernels"):
-        paths = [folder / name for name in _SOURCES]
-        if all(path.is_file() for path in paths):
-            return paths
-    return None
+    """The C files, if this installation has them."""
+    paths = [path for name in _SOURCES if (path := shipped(f"kernels/{name}"))]
+    return paths if len(paths) == len(_SOURCES) else None
 
 
 def _user_cache() -> Path:
