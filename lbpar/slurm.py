@@ -13,8 +13,10 @@ from lbpar.config.paths import as_path, path_option
 from lbpar.config.run_file import RunConfig
 from lbpar.cost.machine import find_machine
 from lbpar.cost.price import SLOTS
+from lbpar.data.sampler import Sampler
 from lbpar.errors import ConfigError, LbparError
 from lbpar.plan.resolve import optimizer_name
+from lbpar.shipped import shipped
 from lbpar.streams import standard_streams
 from lbpar.study.predict import predict
 from lbpar.text import human_bytes, human_seconds
@@ -33,12 +35,11 @@ _TAKEN = "config=$1\nshift\n"
 
 
 def template(name: str) -> str:
-    """A template's text: `lbpar/jobs/slurm` of a wheel, `jobs/slurm` of the repository."""
-    package = Path(__file__).resolve().parent
-    for folder in (package / "jobs", package.parent / "jobs"):
-        if (folder / "slurm" / name).is_file():
-            return (folder / "slurm" / name).read_text(encoding="utf-8")
-    raise ConfigError(f"slurm: this installation lacks {name}; install lbpar again.")
+    """A template's text."""
+    path = shipped(f"jobs/slurm/{name}")
+    if path is None:
+        raise ConfigError(f"slurm: this installation lacks {name}; install lbpar again.")
+    return path.read_text(encoding="utf-8")
 
 
 def script(text: str, config: Path, options: dict[str, str], args: list[str]) -> str:
@@ -90,8 +91,9 @@ def expected(config: RunConfig, procs: int, nodes: int, limit: float) -> tuple[l
     if "error" in found:
         raise ConfigError(f"slurm: {found['error']}")
     step, memory = found["predicted"]["seconds"], found["predicted"]["memory"]
-    samples = len(_samples(config))
-    steps = min(config.train.epochs * -(-samples // config.train.batch), config.train.max_steps or sys.maxsize)
+    train, data = config.train, config.data
+    batches = Sampler(_samples(config), train.batch, train.seed, data.shuffle, data.drop_last).steps_per_epoch
+    steps = min(train.epochs * batches, train.accumulate * (train.max_steps or sys.maxsize))
     total = steps * step
     time = f"{human_seconds(step)} a step, {steps:,} steps, {_hours(total)} for all"
     room = f"{human_bytes(memory)} per rank, of {human_bytes(machine.memory)} that one has there ({procs // nodes} ranks a node)"
@@ -120,13 +122,13 @@ def notice(config: RunConfig, limit: float, update: float) -> int:
     return int(min(max(NOTICE, 2 * (update + save)), limit / 2))
 
 
-def _samples(config: RunConfig) -> range:
+def _samples(config: RunConfig) -> int:
     if config.data.train == "synthetic":
-        return range(config.data.samples)
+        return config.data.samples
     dataset = build_dataset(config, build_graph(config), "train", "float32")
     assert dataset is not None
     try:
-        return range(len(dataset))
+        return len(dataset)
     finally:
         dataset.close()
 

@@ -120,6 +120,20 @@ def test_says_what_does_not_fit_or_takes_several_jobs(folder: Path, capsys: pyte
     assert "this does not fit" in told and "each goes on where the one before was ended" in told
 
 
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [("train.accumulate=2", 39), ("train.max_steps=5", 5), ("data.drop_last=true", 36), ("data.samples=3", 3)],
+)
+def test_counts_the_batches_that_training_takes(
+    folder: Path, change: str, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 100 samples in batches of 8, three times."""
+    assert main([*LINE, "--set", change, "--out", "j.sbatch"]) == 0
+    assert f" {steps} steps" in capsys.readouterr().out
+    assert main([*LINE, "--set", "train.accumulate=2", "--set", "train.max_steps=5", "--out", "j.sbatch"]) == 0
+    assert " 10 steps" in capsys.readouterr().out  # max_steps counts updates, of two batches each
+
+
 def test_a_machine_to_be_measured_promises_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "net.yaml").write_text(RUN.replace("MACHINE", "auto"))
     assert main([*LINE, "--out", "j.sbatch"]) == 0
