@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from lbpar import __version__
-from lbpar.calibrate.machine import AUTO, machine_of
+from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.errors import DataError
 from lbpar.plan.choose import Settings
@@ -88,7 +88,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
         The point cannot be trained.
     """
     graph, plan, transport = join(config)
-    machine = machine_of(config.machine, config.engine, transport if config.machine == AUTO else None)
+    machine = machine_of(config.machine, config.engine, transport)
     trainer = Trainer.alike(config, graph, plan, transport)
     with closing(trainer):
         trainer.check_batches()
@@ -202,6 +202,11 @@ def add_steps(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--steps", type=_count, default=10, help="steps of a repeat (default: %(default)s)")
     parser.add_argument("--repeats", type=_count, default=3, help="the median of so many counts (default: %(default)s)")
     parser.add_argument("--warmup", type=_count, default=3, help="first steps that are left out (default: %(default)s)")
+
+
+def step_options(args: argparse.Namespace) -> list[str]:
+    """What `add_steps` read, for another command line."""
+    return ["--steps", str(args.steps), "--repeats", str(args.repeats), "--warmup", str(args.warmup)]
 
 
 def _count(text: str) -> int:

@@ -19,6 +19,7 @@ from lbpar.errors import ConfigError
 from lbpar.provenance import provenance
 from lbpar.study.figures import draw_all
 from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
+from lbpar.study.measure import step_options
 from lbpar.study.page import figures, page, table
 from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_procs
 from lbpar.study.predict import predict
@@ -98,7 +99,6 @@ def _measure(
     args: argparse.Namespace, out: Path, points: Sequence[Point], runs: Sequence[RunConfig], say: Say
 ) -> list[dict[str, Any] | None]:
     """Run what is still to be run; what every folder then holds."""
-    options = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--warmup", str(args.warmup)]
     if args.machine is not None:
         runs = [r.model_copy(update={"machine": args.machine}) for r in runs]
     for point, config in zip(points, runs, strict=True):
@@ -109,16 +109,15 @@ def _measure(
         say(f"{len(points) - len(left)} of {len(points)} points are there already")
     launcher = args.launcher or default_launcher()
     if left and args.slurm is not None:
-        submit(out, left, launcher, options, args.slurm, say)
+        submit(out, left, launcher, step_options(args), args.slurm, say)
     else:
-        run_all(out, left, launcher, options, say)
+        run_all(out, left, launcher, step_options(args), say)
     return [outcome(out / p.folder) for p in points]
 
 
 def measure_one(args: argparse.Namespace) -> int:
     """The command ``point``, which a task of a job array runs: measure one prepared folder."""
-    options = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--warmup", str(args.warmup)]
-    run_point(Path(args.folder), args.procs, args.launcher or default_launcher(), options)
+    run_point(Path(args.folder), args.procs, args.launcher or default_launcher(), step_options(args))
     return 1 if "error" in (outcome(Path(args.folder)) or {"error": ""}) else 0
 
 
