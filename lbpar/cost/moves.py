@@ -28,9 +28,9 @@ Floats = NDArray[np.float64]
 #: Processes up to which bytes and messages are counted rank by rank.
 COUNTED = 4096
 KINDS: tuple[MoveKind, ...] = get_args(MoveKind)
-#: Dimensions of a tensor, at most: samples, three of space, channels.
-MOST_DIMS = 5
-#: Axes, and the dimension itself where ghosts or several loops make it more than a plain cut.
+#: Cuts of a tensor, at most: samples, three of space, channels, and where it is.
+MOST_DIMS = 6
+#: Axes, and the dimension itself where ghosts, several loops or one part that has all make it more than a plain cut.
 Cut = tuple[tuple[Axes, ...], Dim | None]
 
 
@@ -88,8 +88,9 @@ class MoveVolumes:
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._keys = Numbering()  # of cases: cuts before and after, axes, grid of these
         self._parts = Made(self._cut_parts, 1)
-        self._described = Made(self._describe, 5)
+        self._described = Made(self._describe, 6)
         self._by_extent: dict[Any, Made] = {}
+        self._case(0, 0, 0)  # number 0: not cut, nothing moves
 
     def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
@@ -117,11 +118,12 @@ class MoveVolumes:
         return known
 
     def _describe(self, cases: Ints) -> Ints:
-        """Parts before and after, and what `even_exchange` says of even blocks (no readers: nothing)."""
+        """Parts before and after, what `even_exchange` says of even blocks (no readers: nothing), and whether one part has all."""
         out = []
         for s, t, axes, grid in self._keys.of(cases):
             even = even_exchange(s[0][0], t[0][0], axes, grid) if s[1] is t[1] is None else None
-            out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0))))
+            lone = any(x[1] is not None and x[1].at is not None for x in (s, t))
+            out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0)), lone))
         return np.array(out).T
 
     def _table(self, make: Callable[[int, Ints], Many], extent: int, width: int) -> Made:
@@ -136,7 +138,7 @@ class MoveVolumes:
 
     def _exchanges(self, extent: int, cases: Ints) -> Many:
         """`largest_exchange`."""
-        before, after, share, readers, leaves = (v[cases] for v in self._described.made(cases))
+        before, after, share, readers, leaves, _ = (v[cases] for v in self._described.made(cases))
         held, wanted = block_size(extent, before), block_size(extent, after)
         whole = (before == 1) & (share == 1)  # most leaves where the block that is kept is small
         kept = np.where(whole, extent // np.maximum(after, 1), np.minimum(held, wanted))
@@ -171,11 +173,17 @@ class MoveVolumes:
             return after, after, after
         if kind == "allreduce":
             return 2 * after * (ways - 1) / ways, 2 * (ways - 1), after
-        if kind in ("reduce_scatter", "allgather"):
-            block = after if kind == "reduce_scatter" else product(self._sizes, 2, (0,))[0]
+        if kind == "allgather":
+            (block,) = product(self._sizes, 2, (0,))
             return block * (ways - 1), ways - 1, after
+        lone = sum(self._described.of(c, 5) for c in cases) > 0 if self.cuts.has_at else False
+        if kind == "reduce_scatter" and not np.any(lone):
+            return after * (ways - 1), ways - 1, after
         sent, readers, kept = product(self._exchanges, 3, (0, 1, 2))
-        return sent * copies - kept, readers * copies - (kept > 0), after
+        sent, readers = sent * copies - kept, readers * copies - (kept > 0)
+        if kind == "reduce_scatter":  # to one part all others send all that they have
+            return np.where(lone, sent, after * (ways - 1)), np.where(lone, readers, ways - 1), after
+        return sent, readers, after
 
 
 class MovePrices:
@@ -225,7 +233,7 @@ class MovePrices:
         new: dict[tuple[tuple[int, ...], int], list[Move]] = {}
         for move, item in dict.fromkeys(asked):
             if (move, item) not in self._moves:
-                new.setdefault((move.src.shape, item), []).append(move)
+                new.setdefault((_extents(move), item), []).append(move)
         for (shape, item), moves in new.items():
             columns = np.array([self._columns(_stage(m)) for m in moves]).T
             for m, seconds in zip(moves, self.stage_seconds(shape, item, columns), strict=True):
@@ -276,7 +284,10 @@ class MovePrices:
     def seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Floats:
         """Seconds of numbered transitions of a tensor; ``item`` is bytes per element."""
         if (shape, item) not in self._prices:
-            self._prices[shape, item] = Made(lambda new: self._transition_seconds(shape, item, new), 1)
+            one = (1,)  # stages may have a case for where the tensor is, too
+            self._prices[shape, item] = Made(
+                lambda new: self._transition_seconds((*shape, *(one * self.cuts.has_at)), item, new), 1
+            )
         return self._prices[shape, item].of(transitions)
 
     def _transition_seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Many:
@@ -287,7 +298,7 @@ class MovePrices:
         return np.bincount(np.repeat(np.arange(count.size), count), seconds, count.size)
 
     def stage_seconds(self, shape: tuple[int, ...], item: int, columns: Ints) -> Floats:
-        """Seconds of stages, packing and unpacking included."""
+        """Seconds of stages, packing and unpacking included; ``shape`` has an extent for every case."""
         out = np.zeros(columns.shape[1])
         for code, kind in enumerate(KINDS):
             at = np.flatnonzero(columns[0] == code)
@@ -302,7 +313,7 @@ class MovePrices:
 
 def _renumbered(d: Dim, number: Mapping[int, int]) -> Cut:
     axes = tuple(tuple(number[a] for a in each) for each in d.axes)
-    return axes, d if d.window is not None or len(d.factors) > 1 else None
+    return axes, None if _plain(d) else d
 
 
 def _dim(cut: Cut, extent: int) -> Dim:
@@ -311,7 +322,11 @@ def _dim(cut: Cut, extent: int) -> Dim:
 
 def _parts(d: Dim, grid: Grid) -> int:
     """Of a plain cut its number of parts, of another one the size of its largest block, negative (see `block_size`)."""
-    return grid.ways(d.all_axes) if d.window is None and len(d.factors) == 1 else -longest(d, grid)
+    return grid.ways(d.all_axes) if _plain(d) else -longest(d, grid)
+
+
+def _plain(d: Dim) -> bool:
+    return d.window is None and len(d.factors) == 1 and d.at is None
 
 
 def _exchange(extent: int, s: Cut, t: Cut, axes: Axes, grid: Grid) -> tuple[int, int, int]:
@@ -333,9 +348,14 @@ def move_volumes(grid: Grid) -> MoveVolumes:
     return MoveVolumes(grid)
 
 
+def _extents(move: Move) -> tuple[int, ...]:
+    """Of what moves: the shape, and 1 for where it is if that is not everywhere."""
+    return move.src.shape if move.src.at is move.dst.at is None else (*move.src.shape, 1)
+
+
 def _stage(move: Move) -> Stage:
-    cuts = cuts_of(move.src.grid)
-    src, dst = (tuple(cuts.number(d) for d in x.dims) for x in (move.src, move.dst))
+    cuts, n = cuts_of(move.src.grid), len(_extents(move))
+    src, dst = (tuple(cuts.number(d) for d in x.cuts[:n]) for x in (move.src, move.dst))
     return Stage(move.kind, bits(move.axes), src, dst)
 
 
@@ -349,7 +369,7 @@ def busiest(move: Move) -> Volume:
     s, volumes = _stage(move), move_volumes(move.src.grid)
     left = s.axes & ~reduce(or_, (volumes.cuts.mask(d) for d in s.dst), 0)
     ways, copies, *cases = (np.array([x]) for x in (volumes.ways[s.axes], volumes.ways[left], *volumes.cases(s)))
-    sent, messages, _ = volumes.volume(move.kind, ways, copies, cases, move.src.shape)
+    sent, messages, _ = volumes.volume(move.kind, ways, copies, cases, _extents(move))
     return Volume(int(messages[0]), int(sent[0]))
 
 

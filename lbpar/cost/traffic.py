@@ -69,10 +69,10 @@ def traffic(move: Move) -> Traffic:
     if move.kind in ("allreduce", "allgather"):
         return _whole_blocks(move, p)
     moved = set(move.axes)
-    dst_axes = {a for d in move.dst.dims for a in d.all_axes}
+    dst_axes = set(move.dst.shard_axes)
     copies = grid.ways(tuple(moved - dst_axes))
     sums, counts, selves = [], [], []
-    for s, d in zip(move.src.dims, move.dst.dims, strict=True):
+    for s, d in zip(move.src.cuts, move.dst.cuts, strict=True):
         total, count = _sent(s, d, move.axes, grid)
         sums.append(total)
         counts.append(count)
@@ -87,7 +87,7 @@ def traffic(move: Move) -> Traffic:
 
 def _whole_blocks(move: Move, p: int) -> Traffic:
     grid = move.src.grid
-    sizes = [_lengths(d, grid) for d in move.src.dims]
+    sizes = [_lengths(d, grid) for d in move.src.cuts]
     axes = {a for t in sizes for a in t.axes}
     if move.kind == "allgather":
         where = _enumerate(tuple(sorted(axes)), grid)
@@ -101,7 +101,8 @@ def _whole_blocks(move: Move, p: int) -> Traffic:
     piece = n // p
     if set(move.axes) <= axes:
         piece = piece + (_flat(tuple(sorted(move.axes)), grid, where) < n % p)
-    return Traffic(grid, tuple(sorted(axes)), np.full(n.shape, 2 * (p - 1)), (n - piece) + (p - 1) * piece)
+    there = _product([_lengths(move.src.cuts[-1], grid)], where, grid)
+    return Traffic(grid, tuple(sorted(axes)), 2 * (p - 1) * there, (n - piece) + (p - 1) * piece)
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def _bounds(dim: Dim, grid: Grid, coords: Coords) -> tuple[np.ndarray, np.ndarra
 
 def longest(dim: Dim, grid: Grid) -> int:
     """Most indices of a dimension that any rank holds."""
+    if dim.at is not None:
+        return dim.extent
     if dim.window is None and len(dim.factors) == 1:
         return -(-dim.extent // grid.ways(dim.all_axes))
     return int(_lengths(dim, grid).values.max())

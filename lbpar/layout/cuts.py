@@ -82,7 +82,7 @@ class Pair(NamedTuple):
     """How a dimension goes from one cut to another.
 
     ``sliced``: the cut that slicing alone leads to (the first one if it cannot); ``before``, ``after``: axes that leave and that come;
-    ``scatters``: other blocks are wanted, not only larger ones; ``halo``: only ghosts are missing.
+    ``scatters``: other blocks are wanted, not only larger ones; ``halo``: only ghosts are missing; ``at``: from or to one coordinate.
     """
 
     sliced: Many
@@ -90,17 +90,20 @@ class Pair(NamedTuple):
     after: Many
     scatters: Many
     halo: Many
+    at: Many
 
 
 class Cuts:
     """Numbers the cuts of dimensions on one grid; 0 is not to cut.
 
-    Plain cuts have one number for all extents; those with ghosts or several loops have one for every `Dim`.
+    Plain cuts have one number for all extents; those with ghosts or several loops, and those that leave all to one part, have one for
+    every `Dim`. ``has_at`` says whether there are any of the last kind.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.everything = (1 << len(grid.sizes)) - 1
+        self.has_at = False
         self._dims: list[Dim] = []
         self._numbers: dict[Axes | Dim, int] = {}
         self._masks: list[int] = []
@@ -118,13 +121,14 @@ class Cuts:
 
     def number(self, dim: Dim) -> int:
         """The number of a cut."""
-        key = dim.axes[0] if dim.window is None and len(dim.factors) == 1 else dim
+        key = dim.axes[0] if _plain(dim) else dim
         known = self._numbers.get(key)
         if known is None:
             known = self._numbers[key] = len(self._dims)
             self._dims.append(dim)
             self._masks.append(bits(dim.all_axes))
             self._plain.append(known if dim.window is None else self.number(dim.plain))
+            self.has_at |= dim.at is not None
             self._arrays = None
         return known
 
@@ -136,7 +140,7 @@ class Cuts:
     def dim(self, number: int, extent: int) -> Dim:
         """What a number means for a dimension of some extent."""
         dim = self._dims[number]
-        return dim if dim.window is not None or len(dim.factors) > 1 else Dim(extent, (extent,), dim.axes)
+        return Dim(extent, (extent,), dim.axes) if _plain(dim) else dim
 
     def axes(self, mask: int) -> Axes:
         """A set of axes in increasing order."""
@@ -174,7 +178,7 @@ class Cuts:
         n = len(self)
         if not self._tables or self._tables[0].size < n * n:
             self._width = 2 * n
-            self._tables = [np.zeros(4 * n * n, t) for t in (np.int32, np.int32, np.int32, bool, bool, bool)]
+            self._tables = [np.zeros(4 * n * n, t) for t in (np.int32, np.int32, np.int32, bool, bool, bool, bool)]
         at = np.asarray(c * self._width + d)
         known_at = self._tables[-1][at]
         if not known_at.all():
@@ -186,9 +190,10 @@ class Cuts:
 
     def _pair(self, c: int, d: int) -> Pair:
         if c == d:
-            return Pair(c, 0, 0, False, False)
+            return Pair(c, 0, 0, False, False, False)
         x, y = self._dims[c], self._dims[d]
-        one = x.window is None and len(x.factors) == len(y.factors) == 1
+        at = x.at is not None or y.at is not None
+        one = _plain(x) and len(y.factors) == 1 and not at
         kept = 0  # leading axes along which both cut alike, so that no data crosses them
         if one and y.window is None:
             for a, b in zip(x.all_axes, y.all_axes, strict=False):
@@ -199,7 +204,7 @@ class Cuts:
         sliced = d if not x.all_axes else self._plain[d] if one and _extends(y.all_axes, x.all_axes) else c
         scatters = kept < len(y.all_axes) or y.window is not None
         halo = y.window is not None and x.window is None and x.axes == y.axes
-        return Pair(sliced, bits(x.all_axes[kept:]), bits(y.all_axes[kept:]), scatters, halo)
+        return Pair(sliced, bits(x.all_axes[kept:]), bits(y.all_axes[kept:]), scatters, halo, at)
 
     def scattered(self, c: Many, d: Many, todo: Many, free: Many) -> Many:
         """The cut after partial sums over the axes ``todo`` are scattered towards ``d``; ``free`` axes hold copies."""
@@ -225,10 +230,14 @@ class Cuts:
         x, y = self._dims[c], self._dims[d]
         if not new or x.window is not None:
             return c
-        one = len(x.factors) == len(y.factors) == 1
+        one = _plain(x) and len(y.factors) == 1 and y.at is None
         if at_once and (not x.all_axes or (one and _extends(y.all_axes, x.all_axes))):
             return self._plain[d]
         return self.of((*x.all_axes, *(a for a in y.all_axes if new >> a & 1))) if one else c
+
+
+def _plain(dim: Dim) -> bool:
+    return dim.window is None and len(dim.factors) == 1 and dim.at is None
 
 
 def _extends(longer: Axes, shorter: Axes) -> bool:

@@ -96,7 +96,7 @@ def volume(move: Move, rank: int) -> Volume:
 
     An allreduce is counted as a reduce-scatter and an allgather over blocks of the one block rule.
     """
-    if move.kind == "slice":
+    if move.kind == "slice" or not (move.src.holds(rank) or move.dst.holds(rank)):
         return Volume()
     if move.kind == "allreduce":
         members = move.src.grid.group(move.axes, rank)

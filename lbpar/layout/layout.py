@@ -33,6 +33,8 @@ class Dim:
         axes before it left, by the one block rule, so dropping the last axes gives blocks that are unions of blocks.
     window : Window, optional
         The held indices are those that the loop's block reads through the window (``transposed``: that read it).
+    at : int, optional
+        The one part, of all that the axes make, that holds everything; the others are empty.
     """
 
     extent: int
@@ -40,6 +42,7 @@ class Dim:
     axes: tuple[Axes, ...]
     window: Window | None = None
     transposed: bool = False
+    at: int | None = None
 
     @classmethod
     def of(cls, index: Index, extents: Mapping[str, int], grid: Grid, op_grid: OpGrid) -> Dim:
@@ -62,6 +65,11 @@ class Dim:
         """A dimension that is not cut."""
         return cls(extent, (extent,), ((),))
 
+    @classmethod
+    def only(cls, axes: Axes, part: int) -> Dim:
+        """What is at one coordinate, ``At(part)``: see `Layout.at`."""
+        return cls(1, (1,), (axes,), at=part)
+
     @cached_property
     def all_axes(self) -> Axes:
         """Every axis that cuts this dimension."""
@@ -74,6 +82,11 @@ class Dim:
 
     def parts(self, grid: Grid, coords: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """The block of each loop at the given coordinates."""
+        if self.at is not None:
+            part = 0
+            for a in self.all_axes:
+                part = part * grid.sizes[a] + coords[a]
+            return ((0, self.extent if part == self.at else 0),)
         out = []
         for extent, axes in zip(self.factors, self.axes, strict=True):
             lo, hi = 0, extent
@@ -107,6 +120,9 @@ class Layout:
         Axes along which the held values are still to be combined (or, for statistics of a group, differ on purpose).
     reduce : {"sum", "max"}
         How partial values are combined.
+    at : Dim, optional
+        Along its axes the tensor is at one coordinate (``At(k)``, `Dim.only`): ranks elsewhere hold an empty block. It is one more
+        dimension, of extent 1, that every rank but those at the coordinate has nothing of.
 
     Examples
     --------
@@ -122,18 +138,28 @@ class Layout:
     dims: tuple[Dim, ...]
     partial: Axes = ()
     reduce: Literal["sum", "max"] = "sum"
+    at: Dim | None = None
 
     @classmethod
-    def of(cls, operand: Operand, kernel: Kernel, grid: Grid, op_grid: OpGrid, *, written: bool = False) -> Layout:
+    def of(
+        cls,
+        operand: Operand,
+        kernel: Kernel,
+        grid: Grid,
+        op_grid: OpGrid,
+        *,
+        written: bool = False,
+        at: Dim | None = None,
+    ) -> Layout:
         """The layout that an op grid gives an operand of a kernel (design: shard where indexed, else replicate or partial).
 
         A written operand is partial along the axes of loops of the kernel that do not index it; a read one is
-        complete, except along the axes of its ``varying`` loops.
+        complete, except along the axes of its ``varying`` loops. All are where the kernel runs (``at``).
         """
         extents = dict(kernel.loops)
         dims = tuple(Dim.of(i, extents, grid, op_grid) for i in operand.dims)
         partial = tuple(sorted(a for loop in open_loops(operand, kernel, written) for a in op_grid.get(loop, ())))
-        return cls(grid, dims, partial, operand.reduce)
+        return cls(grid, dims, partial, operand.reduce, at)
 
     @classmethod
     def replicated(cls, grid: Grid, shape: tuple[int, ...]) -> Layout:
@@ -148,7 +174,16 @@ class Layout:
     @cached_property
     def shard_axes(self) -> Axes:
         """Axes along which blocks differ, in increasing order."""
-        return tuple(sorted({a for d in self.dims for a in d.all_axes}))
+        return tuple(sorted({a for d in self.cuts for a in d.all_axes}))
+
+    @cached_property
+    def cuts(self) -> tuple[Dim, ...]:
+        """All that cuts it: its dimensions, and last where it is."""
+        return (*self.dims, self.at or EVERYWHERE)
+
+    def holds(self, rank: int) -> bool:
+        """Whether a rank is where the tensor is; its block may be empty all the same."""
+        return self.at is None or self.at.runs(self.grid, self.grid.coords(rank)) != ()
 
     @property
     def complete(self) -> Layout:
@@ -171,7 +206,9 @@ class Layout:
         return all(coords[a] == 0 for a in self.grid.axes if a not in self.shard_axes)
 
     def placement(self, axis: int) -> str:
-        """``S(dim)``, ``R`` or ``P`` along one grid axis."""
+        """``S(dim)``, ``@part``, ``R`` or ``P`` along one grid axis."""
+        if self.at is not None and axis in self.at.all_axes:
+            return f"@{self.at.at}"
         for i, d in enumerate(self.dims):
             if axis in d.all_axes:
                 return f"S({i})"
@@ -195,7 +232,11 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.grid, self.dims, self.partial, self.reduce))
+        return hash((self.grid, self.dims, self.partial, self.reduce, self.at))
+
+
+#: Of a tensor that is not at one coordinate only: `Layout.cuts`.
+EVERYWHERE = Dim.whole(1)
 
 
 def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ...]:
@@ -221,6 +262,9 @@ def blocks(dim: Dim, grid: Grid) -> tuple[Ints, Ints]:
 
     (0, 0) where a window finds nothing.
     """
+    if dim.at is not None:
+        there = np.arange(grid.ways(dim.all_axes)) == dim.at
+        return np.zeros(there.size, np.int64), there * dim.extent
     lo, hi = _nested(dim.factors[0], tuple(grid.sizes[a] for a in dim.all_axes))
     w = dim.window
     if w is None:
@@ -246,4 +290,6 @@ def _without_idle_window(dim: Dim, grid: Grid) -> Dim:
 @lru_cache(maxsize=1 << 18)
 def _box(layout: Layout, rank: int) -> Box:
     coords = layout.grid.coords(rank)
+    if not layout.holds(rank):
+        return ((),) * len(layout.dims)
     return tuple(d.runs(layout.grid, coords) for d in layout.dims)

@@ -31,15 +31,27 @@ class Layouts:
         Numbers of the cuts (`lbpar.layout.cuts`) of every dimension.
     partial : int array
         Axes along which values are still to be combined, as bits.
+    at : int array, optional
+        Numbers of the cuts that say where each is (`Layout.at`); everywhere by default.
     """
 
     grid: Grid
     shape: Shape
     dims: tuple[Ints, ...]
     partial: Ints
+    at: Ints | None = None
 
     @classmethod
-    def of(cls, operand: Operand, kernel: Kernel, grid: Grid, op_grids: OpGrids, *, written: bool = False) -> Layouts:
+    def of(
+        cls,
+        operand: Operand,
+        kernel: Kernel,
+        grid: Grid,
+        op_grids: OpGrids,
+        *,
+        written: bool = False,
+        at: Ints | None = None,
+    ) -> Layouts:
         """`Layout.of` for many op grids."""
         cuts, extents = cuts_of(grid), dict(kernel.loops)
         none = np.zeros_like(next(iter(op_grids.values()), np.zeros(1, np.int64)))
@@ -47,11 +59,17 @@ class Layouts:
         partial = none
         for loop in open_loops(operand, kernel, written):
             partial = partial | cuts.mask(op_grids.get(loop, none))
-        return cls(grid, operand.shape, dims, partial)
+        return cls(grid, operand.shape, dims, partial, at)
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """Numbers of all cuts (`Layout.cuts`, without the last one where all are everywhere), and the partial axes."""
+        return (*self.dims, *(() if self.at is None else (self.at,)), self.partial)
 
     def take(self, keep: Ints) -> Layouts:
         """Some of them."""
-        some = replace(self, dims=tuple(d[keep] for d in self.dims), partial=self.partial[keep])
+        at = None if self.at is None else self.at[keep]
+        some = replace(self, dims=tuple(d[keep] for d in self.dims), partial=self.partial[keep], at=at)
         some.__dict__["numbers"] = self.numbers[keep]
         return some
 
@@ -73,18 +91,19 @@ class Layouts:
     @cached_property
     def classes(self) -> tuple[Layouts, Ints]:
         """The different ones, and which of them every one is."""
-        first, index = distinct(*self.dims, self.partial)
-        return Layouts(self.grid, self.shape, tuple(d[first] for d in self.dims), self.partial[first]), index
+        first, index = distinct(*self.columns)
+        at = None if self.at is None else self.at[first]
+        return Layouts(self.grid, self.shape, tuple(d[first] for d in self.dims), self.partial[first], at), index
 
     @cached_property
     def numbers(self) -> Ints:
         """Of every one its number on this grid (`Cuts.places`)."""
         places = cuts_of(self.grid).places
-        return by_value(lambda *row: places(row), *self.dims, self.partial)
+        return by_value(lambda *row: places(row), *self.columns)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        return (self.shape, self.partial.tobytes(), *(d.tobytes() for d in self.dims))
+        return (self.shape, *(c.tobytes() for c in self.columns))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layouts) and self.key == other.key

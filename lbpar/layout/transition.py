@@ -3,7 +3,8 @@
     Partial -> Replicate   allreduce             Shard -> Replicate      allgather
     Partial -> Shard       reduce_scatter        Shard(a) -> Shard(b)    alltoall
     Replicate -> Shard     slice (free)          Shard -> + ghosts       halo
-    anything else between Shard and Replicate: point to point ("p2p"), needed minus held
+    At(j) -> At(k)         p2p                   At(j) -> Replicate      allgather
+    anything else between Shard, At and Replicate: point to point ("p2p"), needed minus held
     ghosts -> Shard, adding (the adjoint of halo)                        accumulate
 
 `stages` decides, for one pair of layouts or for arrays of them at once: cuts of a dimension are numbers (`lbpar.layout.cuts`), sets of
@@ -12,7 +13,7 @@ axes are bits. What one rank sends and receives in a move is in ``exchange``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from operator import or_
@@ -74,7 +75,7 @@ def stages(
     cuts : Cuts
         What numbers of cuts mean.
     src, dst : sequences of int, or of int arrays that broadcast against each other
-        Cut of every dimension, before and after.
+        Cut of every dimension (of `Layout.cuts`, where a tensor may be at one coordinate), before and after.
     partial, kept : int or int array
         Axes along which values are partial, before and after, as bits.
     shape : tuple of int
@@ -114,6 +115,8 @@ def stages(
     nxt, cut = _sliced(cuts, cur, dst, kept, True)
     note("slice", cut, 0, cur, nxt)
     cur = nxt
+    if cuts.has_at:
+        cur = _go(cuts, cur, dst, note)
     edge = [cuts.pair(c, d).halo for c, d in zip(cur, dst, strict=True)]
     axes = _union(pick(e, cuts.mask(d), 0) for e, d in zip(edge, dst, strict=True))
     nxt = [pick(e, d, c) for e, c, d in zip(edge, cur, dst, strict=True)]
@@ -123,7 +126,8 @@ def stages(
     before, after = _union(p.before for p in pairs), _union(p.after for p in pairs)
     changed = reduce(or_, (c != d for c, d in zip(cur, dst, strict=True)), False)
     scatters = reduce(or_, (p.scatters for p in pairs), False)
-    swaps = scatters & (before == after)
+    at = reduce(or_, (p.at for p in pairs), False)
+    swaps = scatters & (before == after) & (at ^ True)
     note("allgather", changed & (scatters ^ True), before, cur, dst)
     note("alltoall", changed & swaps, before, cur, dst)
     note("p2p", changed & scatters & (swaps ^ True), before, cur, dst)
@@ -147,6 +151,21 @@ def _sliced(
     return nxt, changed
 
 
+def _go(cuts: Cuts, cur: Sequence[Many], dst: Sequence[Many], note: Callable[..., None]) -> list[Many]:
+    """Go from one coordinate to another, or to all, before anything else changes: every rank's block goes to its counterparts, and
+    what follows goes on where it is wanted."""
+    nxt = list(cur)
+    for i, (c, d) in enumerate(zip(cur, dst, strict=True)):
+        come, leave = cuts.mask(d), cuts.mask(c)
+        others = _union(cuts.mask(x) for x in (*nxt[:i], *nxt[i + 1 :]))
+        wanted = _union(cuts.mask(x) for x in (*dst[:i], *dst[i + 1 :]))
+        free = cuts.pair(c, d).at & (leave != 0) & (come & others == 0) & ((come != 0) | (leave & wanted == 0))
+        before, nxt[i] = list(nxt), pick(free, d, c)
+        note("p2p", free & (come != 0), leave, before, nxt)
+        note("allgather", free & (come == 0), leave, before, nxt)
+    return nxt
+
+
 @lru_cache(maxsize=1 << 16)
 def transition(src: Layout, dst: Layout) -> tuple[Move, ...]:
     """Moves from ``src`` to ``dst``, in order; empty if nothing changes.
@@ -168,14 +187,16 @@ def transition(src: Layout, dst: Layout) -> tuple[Move, ...]:
     if not set(dst.partial) <= set(src.partial):
         raise LayoutError(f"transition: {dst} is partial along axes where {src} is complete; sums cannot be undone.")
     cuts, moves, cur = cuts_of(src.grid), [], src
-    before, after = ([cuts.number(d) for d in x.dims] for x in (src, dst))
+    one = src.at is not None or dst.at is not None
+    before, after = ([cuts.number(d) for d in (x.cuts if one else x.dims)] for x in (src, dst))
     for s in stages(cuts, before, after, bits(src.partial), bits(dst.partial)):
         axes = cuts.axes(s.axes)
         summed = s.kind in ("reduce_scatter", "allreduce")
         if not summed and not dst.partial and set(cur.partial) <= set(dst.partial):
             cur = replace(cur, reduce=dst.reduce)
-        dims = tuple(cuts.dim(c, e) for c, e in zip(s.dst, src.shape, strict=True))
-        nxt = replace(cur, dims=dims, partial=tuple(a for a in cur.partial if not (summed and a in axes)))
+        dims = tuple(cuts.dim(c, e) for c, e in zip(s.dst, src.shape, strict=False))
+        at = cuts.dim(s.dst[-1], 1) if one and s.dst[-1] else None
+        nxt = replace(cur, dims=dims, at=at, partial=tuple(a for a in cur.partial if not (summed and a in axes)))
         moves.append(Move(s.kind, axes, cur, nxt))
         cur = nxt
     return tuple(moves)

@@ -10,6 +10,7 @@ from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.transition import transition
 from lbpar.program.lowering import lower
 from tests.cost.nets import mixed
+from tests.util.layouts import random_layout, random_shape
 from tests.util.run import random_plan
 
 
@@ -32,6 +33,19 @@ def test_every_rank_sends_what_the_layouts_say(sizes: tuple[int, ...]) -> None:
                 )
             seen.add(start.move.kind)
     assert {"allreduce", "halo", "allgather", "slice"} <= seen
+
+
+def test_every_rank_sends_what_layouts_at_one_coordinate_say() -> None:
+    rng = np.random.default_rng(0)
+    seen: set[str] = set()
+    for _ in range(150):
+        grid, shape = Grid.of(int(rng.choice([4, 6, 12]))), random_shape(rng)
+        src = random_layout(shape, grid, rng, partial=True, at=0.5)
+        for move in transition(src, random_layout(shape, grid, rng, ghosts=True, at=0.5)):
+            ranks = [volume(move, r) for r in range(grid.size)]
+            assert [traffic(move).of(r) for r in range(grid.size)] == ranks, str(move)
+            seen.add(move.kind)
+    assert {"allreduce", "reduce_scatter", "allgather", "p2p", "slice", "halo"} <= seen
 
 
 def test_many_ranks_cost_little() -> None:

@@ -23,12 +23,16 @@ def test_plain_cuts_have_one_number_for_all_extents_and_ghosts_one_each() -> Non
 def test_pairs_say_what_leaves_and_what_comes() -> None:
     cuts = Cuts(Grid((2, 2, 2)))
     fine, coarse = cuts.of((2, 1)), cuts.of((2,))
-    assert cuts.pair(fine, coarse) == (fine, bits((1,)), 0, False, False)
-    assert cuts.pair(coarse, fine) == (fine, 0, bits((1,)), True, False)
-    assert cuts.pair(coarse, coarse) == (coarse, 0, 0, False, False)
-    assert cuts.pair(cuts.of((0,)), cuts.of((1,))) == (cuts.of((0,)), bits((0,)), bits((1,)), True, False)
+    assert cuts.pair(fine, coarse) == (fine, bits((1,)), 0, False, False, False)
+    assert cuts.pair(coarse, fine) == (fine, 0, bits((1,)), True, False, False)
+    assert cuts.pair(coarse, coarse) == (coarse, 0, 0, False, False, False)
+    assert cuts.pair(cuts.of((0,)), cuts.of((1,))) == (cuts.of((0,)), bits((0,)), bits((1,)), True, False, False)
     ghosts = cuts.number(Dim(8, (8,), ((2,),), Window(3, pad=1)))
     assert cuts.pair(coarse, ghosts).halo and cuts.pair(0, ghosts).sliced == ghosts
+    first, last = (cuts.number(Dim.only((2,), k)) for k in range(2))
+    assert cuts.pair(first, last) == (first, bits((2,)), bits((2,)), True, False, True)
+    assert cuts.pair(last, 0) == (last, bits((2,)), 0, False, False, True)
+    assert cuts.pair(0, last).sliced == last and cuts.dim(last, 1) == Dim.only((2,), 1)
 
 
 def test_sums_are_scattered_at_once_where_the_rest_is_replicated() -> None:
@@ -43,6 +47,7 @@ def test_sums_are_scattered_at_once_where_the_rest_is_replicated() -> None:
 def test_arrays_give_what_numbers_give() -> None:
     cuts, rng = Cuts(Grid((2, 2, 2, 2))), np.random.default_rng(0)
     all_of = [cuts.of(tuple(rng.permutation(4)[: rng.integers(5)].tolist())) for _ in range(40)]
+    all_of += [cuts.number(Dim.only((a,), k)) for a in range(2) for k in range(2)]
     for _ in range(3):  # the tables grow on the way
         c, d = (rng.choice(all_of, 50) for _ in range(2))
         todo, free = rng.integers(0, 16, 50), rng.integers(0, 16, 50)

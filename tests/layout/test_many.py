@@ -7,9 +7,20 @@ import numpy as np
 from lbpar.graph.builder import GraphBuilder
 from lbpar.layout.cuts import cuts_of
 from lbpar.layout.grid import Grid
-from lbpar.layout.layout import Layout
+from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.many import Layouts
 from lbpar.plan.candidates import candidates
+
+
+def test_layouts_at_one_coordinate() -> None:
+    grid = Grid((2, 3))
+    cuts = cuts_of(grid)
+    home = cuts.number(Dim.only((1,), 2))
+    plain = Layouts(grid, (8, 4), (np.array([cuts.of((0,)), 0]), np.array([0, 0])), np.array([0, 1]))
+    many = Layouts(grid, (8, 4), plain.dims, plain.partial, np.array([home, 0]))
+    assert cuts.places.of(many.numbers) == [(cuts.of((0,)), 0, home, 0), (0, 0, 0, 1)]
+    assert many != plain and many.take(np.array([1])).at.tolist() == [0] and many.classes[0].at.size == 2
+    assert many.complete.at is many.plain.at is many.at
 
 
 def test_layouts_of_many_op_grids_are_those_of_each() -> None:

@@ -23,6 +23,8 @@ from tests.util.run import cut, join
 G = Grid((2, 3))
 R8, S8, T8 = Dim.whole(8), Dim(8, (8,), ((0,),)), Dim(8, (8,), ((1,),))
 GHOSTS = replace(S8, window=Window(3, pad=1))
+U8 = replace(T8, window=Window(3, pad=1))
+FIRST, LAST = Dim.only((0,), 0), Dim.only((0,), 1)  # on axis 0
 TABLE = {
     "partial-to-replicate": (Layout(G, (R8,), (0,)), Layout(G, (R8,)), ["allreduce"], (0,)),
     "partial-to-shard": (Layout(G, (R8,), (0,)), Layout(G, (S8,)), ["reduce_scatter"], (0,)),
@@ -34,6 +36,17 @@ TABLE = {
     "replicate-to-ghosts": (Layout(G, (R8,)), Layout(G, (GHOSTS,)), ["slice"], ()),
     "partial-to-shard-on-a-free-axis": (Layout(G, (R8,), (0,)), Layout(G, (T8,)), ["slice", "allreduce"], None),
     "nothing": (Layout(G, (S8, T8)), Layout(G, (S8, T8)), [], ()),
+    "at-to-at": (Layout(G, (T8,), at=FIRST), Layout(G, (T8,), at=LAST), ["p2p"], (0,)),
+    "at-to-replicate": (Layout(G, (T8,), at=LAST), Layout(G, (T8,)), ["allgather"], (0,)),
+    "replicate-to-at": (Layout(G, (R8,)), Layout(G, (T8,), at=LAST), ["slice"], ()),
+    "shard-to-at": (Layout(G, (S8,)), Layout(G, (R8,), at=LAST), ["p2p"], (0,)),
+    "at-to-shard": (Layout(G, (R8,), at=LAST), Layout(G, (S8,)), ["p2p"], (0,)),
+    "partial-to-at": (Layout(G, (R8,), (0,)), Layout(G, (R8,), at=LAST), ["reduce_scatter"], (0,)),
+    "partial-at-to-at": (Layout(G, (R8,), (1,), at=FIRST), Layout(G, (T8,), at=LAST), ["reduce_scatter", "p2p"], None),
+    "at-to-slice-at": (Layout(G, (R8,), at=FIRST), Layout(G, (T8,), at=LAST), ["slice", "p2p"], None),
+    "at-to-whole-at": (Layout(G, (T8,), at=FIRST), Layout(G, (R8,), at=LAST), ["p2p", "allgather"], None),
+    "at-to-ghosts-at": (Layout(G, (T8,), at=FIRST), Layout(G, (U8,), at=LAST), ["p2p", "halo"], None),
+    "at-to-other-axis": (Layout(G, (R8,), at=LAST), Layout(G, (R8,), at=Dim.only((1,), 2)), ["p2p"], (0,)),
 }
 
 
@@ -81,8 +94,9 @@ def test_other_shape() -> None:
 def random_pair(rng: np.random.Generator, partial: bool = True) -> tuple[Layout, Layout]:
     grid = Grid.of(int(rng.choice([2, 3, 4, 5, 6, 8, 12])))
     shape = random_shape(rng)
-    src = random_layout(shape, grid, rng, partial=partial)
-    dst = random_layout(shape, grid, rng, ghosts=True)
+    at = float(rng.choice([0.0, 0.4]))
+    src = random_layout(shape, grid, rng, partial=partial, at=at)
+    dst = random_layout(shape, grid, rng, ghosts=True, at=at)
     left = tuple(a for a in src.partial if a not in dst.shard_axes and rng.random() < 0.3)
     return src, replace(dst, partial=left, reduce=src.reduce)
 

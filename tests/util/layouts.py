@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -37,11 +38,17 @@ def random_layout(
     ghosts: bool = False,
     partial: bool = False,
     composite: bool = True,
+    at: float = 0.0,
 ) -> Layout:
-    """Each axis cuts a random factor of a random dimension, is replicated, or (with ``partial``) partial."""
+    """Each axis cuts a random factor of a random dimension, is replicated, or (with ``partial``) partial; with a probability of ``at``
+    the tensor is at one coordinate of it."""
     axes: list[list[list[int]]] = [[[] for _ in factors] for factors in shape]
     open_axes = []
+    alone: list[int] = []
     for a in rng.permutation(len(grid.sizes)):
+        if at and rng.random() < at:
+            alone.append(int(a))
+            continue
         where = rng.random()
         if where < 0.2:
             continue
@@ -62,7 +69,9 @@ def random_layout(
             dims.append(Dim(extent, factors, cuts))
         if ghosts and len(dims[-1].factors) == 1 and any(cuts) and rng.random() < 0.6:
             dims[-1] = with_window(dims[-1], rng)
-    return Layout(grid, tuple(dims), tuple(sorted(open_axes)), "max" if partial and rng.random() < 0.3 else "sum")
+    home = Dim.only(tuple(alone), int(rng.integers(grid.ways(tuple(alone))))) if alone else None
+    reduce: Literal["sum", "max"] = "max" if partial and rng.random() < 0.3 else "sum"
+    return Layout(grid, tuple(dims), tuple(sorted(open_axes)), reduce, home)
 
 
 def with_window(dim: Dim, rng: np.random.Generator) -> Dim:
