@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lbpar.graph.models.registry import MODELS
+from lbpar.models.registry import MODELS
 from lbpar.runtime.binding import BINDERS
 from tests.util.doc_pages import agrees, mpirun, needs_mpi, parts, try_page
 

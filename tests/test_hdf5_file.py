@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 
+from lbpar.checkpoint.files import check_checkpoint, checkpoint_path, write_checkpoint
 from lbpar.hdf5_file import uninterrupted, writing
 from lbpar.layout.runs import whole
-from lbpar.train.checkpoint import check_checkpoint, checkpoint_path, write_checkpoint
 
 h5py = pytest.importorskip("h5py")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lbpar.errors import ConfigError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph, Node
-from lbpar.graph.models.registry import build_model
+from lbpar.models.registry import build_model
 from lbpar.solver.search import EdgeTable, Solution, minimise
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 from lbpar.graph import graph
 from lbpar.graph.loops import Shape
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.op import Op
 from lbpar.graph.ops.pooling import AvgPool, GlobalAvgPool, MaxPool
 from lbpar.graph.ops.weighted import Conv
+from lbpar.models.registry import build_model
 from lbpar.papers import networks
 from lbpar.papers.optcnn import Graph, Kind, Layer, Size
 

@@ -13,10 +13,10 @@ from math import prod
 from lbpar.errors import ConfigError
 from lbpar.graph import graph
 from lbpar.graph.loops import Shape
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.op import Op
 from lbpar.graph.ops.pooling import AvgPool, MaxPool
 from lbpar.graph.ops.weighted import Conv
+from lbpar.models.registry import build_model
 from lbpar.papers import networks
 from lbpar.papers.pase import Graph, Vertex
 

@@ -9,9 +9,8 @@ from lbpar.threads import limit_libraries
 if __name__ == "__main__":
     limit_libraries()  # before NumPy is imported
     gc.disable()  # millions of small objects without cycles, for a few seconds
+    from lbpar.launcher import launched_ranks
     from lbpar.plan.command import named_machine, run
-    from lbpar.transport.launch import launched_ranks
-    from lbpar.transport.terminal import is_terminal
 
     ranks = launched_ranks()
     if ranks is not None and ranks[1] > 0:
@@ -25,4 +24,4 @@ if __name__ == "__main__":
 
         return machine_of(which, engine)
 
-    sys.exit(run(find=find, terminal=is_terminal(sys.stdout)))
+    sys.exit(run(find=find))

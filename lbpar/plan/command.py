@@ -26,8 +26,8 @@ from lbpar.cost.memory import PREFETCH
 from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
-from lbpar.graph.load import load_graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss, make_loss
+from lbpar.models.load import load_graph
 from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
 from lbpar.plan.candidates import MOST_AXES
@@ -144,7 +144,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"--axes: got {args.axes}, expected at least 1.")
 
 
-def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine, terminal: bool = False) -> int:
+def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
     """Run the command; raises LbparError for what the user can mend.
 
     Parameters
@@ -153,8 +153,6 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine, t
         Default ``sys.argv[1:]``.
     find : callable
         Finds the machine.
-    terminal : bool
-        Whether a person watches standard output.
     """
     args = parser().parse_args(argv)
     _check_options(args)
@@ -168,7 +166,7 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine, t
     if args.json == "-":
         print(json.dumps(report, indent=2))
     else:
-        print_report(report, layers=not args.quiet, terminal=terminal)
+        print_report(report, layers=not args.quiet)
     if args.json and args.json != "-":
         write_output(args.json, json.dumps(report, indent=2) + "\n", "the report")
     if args.out:
@@ -349,10 +347,10 @@ def _emit(found: dict[str, Any], lines: Sequence[str], args: argparse.Namespace)
 
 
 @standard_streams()
-def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine, terminal: bool = False) -> int:
+def run(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -> int:
     """`main` with errors on one line instead of a traceback."""
     try:
-        return main(argv, find, terminal)
+        return main(argv, find)
     except LbparError as error:
         print(f"lbpar plan: {error}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from lbpar.graph.graph import Graph
 from lbpar.runtime.optim.rules import SGD
 from lbpar.selftest import gpu
 from lbpar.selftest.networks import networks
-from lbpar.train.progress import print_table
+from lbpar.tables import print_table
 from lbpar.verify.compare import Reference, Update, measure, verify_virtual, worst_of_large
 from lbpar.verify.oracle import oracle
 from lbpar.verify.plans import random_plan

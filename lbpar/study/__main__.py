@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_compare(first: Path, second: Path) -> int:
     """The `compare` command."""
     from lbpar.study.scaling import compare
-    from lbpar.train.progress import print_table
+    from lbpar.tables import print_table
 
     print_table(compare(first, second))
     return 0

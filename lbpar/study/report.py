@@ -22,11 +22,11 @@ from lbpar.study import run_figures as draw
 from lbpar.study.measure import imbalance, parts_of
 from lbpar.study.page import figures, page, table
 from lbpar.study.table import predicted_parts
+from lbpar.tables import short
 from lbpar.text import human_bytes, human_seconds
 from lbpar.train.directory import run_config
 from lbpar.train.json_text import write_text
 from lbpar.train.metrics import read_metrics
-from lbpar.train.progress import short
 from lbpar.train.setup import build_graph
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from lbpar.study.page import figures, page, table
 from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_procs
 from lbpar.study.predict import predict
 from lbpar.study.table import make_rows, to_csv
+from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds
 from lbpar.train.json_text import dumps, write_text
-from lbpar.train.progress import print_table
 from lbpar.train.setup import build_graph
 
 Say = Callable[[str], None]

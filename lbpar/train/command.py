@@ -10,9 +10,9 @@ from signal import SIGUSR1
 from time import perf_counter
 
 from lbpar.config.arguments import add_run_file, given_run
+from lbpar.launcher import launched_ranks
 from lbpar.logs import add_logging, start_logging
 from lbpar.transport.arguments import Parser
-from lbpar.transport.launch import launched_ranks
 from lbpar.transport.stop import NUMBERS, stop_signals
 
 

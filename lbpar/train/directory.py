@@ -8,12 +8,12 @@ from errno import EACCES, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import Literal
 
+from lbpar.checkpoint.files import latest
 from lbpar.config.plan_file import load_plan_file
 from lbpar.config.run import OutputConfig
 from lbpar.config.run_file import RunConfig, make_run
 from lbpar.config.yaml_text import read_yaml
 from lbpar.errors import CheckpointError
-from lbpar.train.checkpoint import latest
 
 Resume = bool | Literal["auto"]
 """Go on with what a run directory holds, start a new run, or whichever fits: ``"auto"`` goes on where there is a checkpoint."""

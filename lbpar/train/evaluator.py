@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from lbpar.checkpoint.find import find_checkpoint
+from lbpar.checkpoint.saving import load
 from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.data.arrays import ArrayDataset
@@ -27,14 +29,12 @@ from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError, TrainingError
 from lbpar.graph.graph import Graph
-from lbpar.graph.load import load_weights
+from lbpar.models.load import load_weights
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import Mode, Worker
-from lbpar.train.best import find_checkpoint
 from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
-from lbpar.train.saving import load
 from lbpar.train.setup import build_dataset, wanted_data
 from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
@@ -152,7 +152,7 @@ class Evaluator:
         return {n: gather(worker.layouts[n], host(a), self.transport) for n, a in worker.state.items()}
 
     def load(self, directory: str | Path, which: str | int = "last") -> None:
-        """Take the weights of a checkpoint of a directory; `lbpar.train.best.find_checkpoint` says which.
+        """Take the weights of a checkpoint of a directory; `lbpar.checkpoint.find.find_checkpoint` says which.
 
         Raises
         ------

@@ -19,11 +19,12 @@ from lbpar.plan.resolve import is_chosen, save_plan
 from lbpar.program.plan import Plan
 from lbpar.provenance import timestamp
 from lbpar.runtime.worker import StepResult
+from lbpar.tables import short
 from lbpar.train.directory import Resume, check_directory, make_directory
 from lbpar.train.json_text import write_text
 from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
-from lbpar.train.progress import Progress, short
+from lbpar.train.progress import Progress
 from lbpar.train.report import announce, report, say, share, state_bytes
 from lbpar.train.saver import Saver, check_copy
 from lbpar.train.setup import join

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from lbpar import __version__
+from lbpar.checkpoint.files import checkpoint_path
 from lbpar.program.words import program_rows
 from lbpar.provenance import hosts, provenance, timestamp
+from lbpar.tables import print_table, short
+from lbpar.terminal import screen
 from lbpar.text import human_bytes
-from lbpar.train.checkpoint import checkpoint_path
 from lbpar.train.json_text import dumps, write_text
-from lbpar.train.progress import print_table, short
 from lbpar.train.trainer import Trainer
-from lbpar.transport.terminal import screen
 
 FINAL = ("test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
 

@@ -10,13 +10,13 @@ from typing import Self
 
 import numpy as np
 
+from lbpar.checkpoint.saving import copy_bytes
 from lbpar.cost.memory import memory
 from lbpar.errors import ConfigError
 from lbpar.plan.resolve import optimizer_name
 from lbpar.runtime.room import node_memory
 from lbpar.text import human_bytes
 from lbpar.train.report import say
-from lbpar.train.saving import copy_bytes
 from lbpar.train.trainer import Trainer
 from lbpar.transport.stop import STOPPED
 from lbpar.transport.together import together

@@ -13,10 +13,10 @@ from lbpar.data.normalise import Normalisation
 from lbpar.data.open import open_dataset
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph, Node
-from lbpar.graph.load import load_graph
 from lbpar.graph.norm_stats import with_norm_stats
 from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
 from lbpar.layout.grid import Grid
+from lbpar.models.load import load_graph
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
 from lbpar.text import flatten

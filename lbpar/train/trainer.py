@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from lbpar.checkpoint.files import checkpoint_path, latest
+from lbpar.checkpoint.saving import Later, load, require, save
 from lbpar.config.paths import as_path
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
@@ -23,10 +25,8 @@ from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
 from lbpar.train.best import Best, EarlyStop, watched_metric
-from lbpar.train.checkpoint import checkpoint_path, latest
 from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.norms import check_norms
-from lbpar.train.saving import Later, load, require, save
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset
 from lbpar.train.totals import Totals
@@ -289,7 +289,7 @@ class Trainer(Evaluator):
     def save(self, directory: str | Path, later: Later | None = None) -> None:
         """Write a checkpoint of this moment, which must be `between_updates`; keep the newest few, and the best.
 
-        ``later``, if given, gets a function to call that writes it (`lbpar.train.saving.save`).
+        ``later``, if given, gets a function to call that writes it (`lbpar.checkpoint.saving.save`).
         """
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from lbpar.transport.launch import launched_ranks
+from lbpar.launcher import launched_ranks
 
 
 class Parser(argparse.ArgumentParser):

@@ -25,7 +25,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from lbpar import __version__
-from lbpar.errors import CommError, ConfigError, LbparError
+from lbpar.errors import CommError, LbparError
+from lbpar.launcher import ALONE, RANKS_ONLY, launched_ranks, truth
 from lbpar.layout.grid import Grid
 from lbpar.streams import standard_streams
 from lbpar.transport.base import Transport
@@ -36,7 +37,6 @@ from lbpar.transport.single import SingleTransport
 from lbpar.transport.stop import STOPPED
 from lbpar.transport.watch import START, Watch, hang_seconds, stacks_on_signal
 
-ALONE = "LBPAR_ALONE"
 CHECKED = "LBPAR_CHECKED"
 
 AGREE_SECONDS = 2.0
@@ -44,44 +44,6 @@ AGREE_SECONDS = 2.0
 
 LEAVE_SECONDS = 60.0
 """How long a rank that calls ``sys.exit(0)`` waits for the others to do the same, before it says that they do not; or, asked to end, ends the job."""
-
-# Number of ranks and own rank, most telling first: what an MPI launcher says about this very process comes before what
-# Slurm says about the step that may have started that launcher. SLURM_NTASKS is not here: a batch script sees it too,
-# and a python started there without srun is rightly alone. SLURM_STEP_NUM_TASKS exists only in steps of srun.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
-    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-)
-# These tell a rank, but no number of ranks.
-_RANKS_ONLY = ("PMIX_RANK", "SLURM_PROCID")
-
-
-def launched_ranks(env: Mapping[str, str] | None = None) -> tuple[int, int, str] | None:
-    """What the launcher says: (number of ranks at least, own rank, variable), or None without a launcher.
-
-    Parameters
-    ----------
-    env : mapping, optional
-        Default ``os.environ``.
-    """
-    env = os.environ if env is None else env
-    if _truth(env, ALONE):
-        return None
-    for size_name, rank_name in _LAUNCHERS:
-        if size_name in env and rank_name in env:
-            size, rank = _int(env, size_name), _int(env, rank_name)
-            if size is not None and rank is not None and 0 <= rank < size:
-                return size, rank, size_name
-    for name in _RANKS_ONLY:
-        rank = _int(env, name)
-        # Slurm sets SLURM_PROCID=0 in a batch script too; a higher rank can only come from a launcher.
-        if rank is not None and (rank > 0 or (name == "PMIX_RANK" and "PMIX_NAMESPACE" in env)):
-            return rank + 1, rank, name
-    return None
 
 
 def check_world(size: int, env: Mapping[str, str] | None = None) -> None:
@@ -101,7 +63,7 @@ def check_world(size: int, env: Mapping[str, str] | None = None) -> None:
     if size > 1 or found is None or found[0] <= 1:
         return
     n, _, variable = found
-    at_least = "at least " if variable in _RANKS_ONLY else ""
+    at_least = "at least " if variable in RANKS_ONLY else ""
     raise CommError(
         f"launch: {variable} says that {at_least}{n} ranks were started, but each of them is a job of one rank: the "
         f"launcher and the MPI library of {sys.executable} do not know each other. "
@@ -145,7 +107,7 @@ def connect(
     mpi = _start_mpi()
     check_world(mpi.COMM_WORLD.Get_size())
     transport: Transport = MpiTransport(mpi.COMM_WORLD, grid, watch=_watch())
-    checked = _truth(os.environ, CHECKED) if checked is None else checked
+    checked = truth(os.environ, CHECKED) if checked is None else checked
     self_test(transport, seconds, checked)
     if checked:
         transport = CheckedTransport(transport)
@@ -371,20 +333,4 @@ def _mpi_runs() -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return False
-    return bool(mpi.COMM_WORLD.Get_size() > 1) and not _truth(os.environ, ALONE)
-
-
-def _int(env: Mapping[str, str], name: str) -> int | None:
-    try:
-        return int(env[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _truth(env: Mapping[str, str], name: str) -> bool:
-    text = env.get(name, "0").strip().lower()
-    if text in ("", "0", "no", "false", "off"):
-        return False
-    if text in ("1", "yes", "true", "on"):
-        return True
-    raise ConfigError(f"environment: {name}={env[name]!r}, expected 0 or 1.")
+    return bool(mpi.COMM_WORLD.Get_size() > 1) and not truth(os.environ, ALONE)

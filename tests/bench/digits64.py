@@ -53,7 +53,7 @@ def run(folder: Path, data: Path, procs: int, steps: int | None) -> dict[str, An
 
 def weights(out: Path) -> dict[str, np.ndarray]:
     """Whole tensors of the last checkpoint."""
-    from lbpar.train.checkpoint import latest, open_checkpoint
+    from lbpar.checkpoint.files import latest, open_checkpoint
 
     path = latest(out / "checkpoints")
     assert path is not None

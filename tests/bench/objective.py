@@ -21,8 +21,8 @@ import numpy as np
 from lbpar.cost.machine import find_machine
 from lbpar.cost.price import price
 from lbpar.cost.simulate import simulate
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.models.registry import build_model
 from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of
 from lbpar.plan.pricing import Pricing

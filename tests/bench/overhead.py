@@ -27,9 +27,9 @@ from lbpar.engine.native.passes import Native
 from lbpar.engine.onednn.engine import OneDnnEngine
 from lbpar.engine.onednn.library import Primitive
 from lbpar.graph.graph import TARGET
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.rules import SGD
 from lbpar.runtime.worker import Worker

@@ -12,7 +12,7 @@ import resource
 import statistics
 import time
 
-from lbpar.graph.models.registry import build_model
+from lbpar.models.registry import build_model
 from lbpar.papers import published
 from lbpar.papers.pase import Machine, build_tables
 from lbpar.papers.pase_models import MODELS, from_graph, pase_graph

@@ -23,8 +23,8 @@ from lbpar.config.engine import EngineConfig
 from lbpar.engine.registry import get_engine
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.models.registry import build_model
 from lbpar.plan.choose import Outcome, Settings, choose_plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state

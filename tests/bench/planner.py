@@ -29,8 +29,8 @@ TARGETS = dict(zip(PROCS, (2, 10, 60), strict=True))
 def one(model: str, batch: int, procs: int, machine: str, axes: int | None) -> dict[str, object]:
     """Plan one network in this process."""
     from lbpar.cost.machine import find_machine
-    from lbpar.graph.models.registry import build_model
     from lbpar.graph.ops.losses import CrossEntropy
+    from lbpar.models.registry import build_model
     from lbpar.plan.candidates import MOST_AXES
     from lbpar.plan.choose import choose_plan
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 
 from lbpar.cost.machine import find_machine
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.plan.choose import Settings, choose_plan
 from lbpar.plan.explain import WEIGHTS, spent_on
 from lbpar.program.plan import Plan

@@ -39,9 +39,9 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from lbpar.engine.registry import get_engine
 from lbpar.graph.graph import TARGET
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.rules import SGD
 from lbpar.runtime.worker import Worker

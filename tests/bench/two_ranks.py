@@ -150,7 +150,7 @@ def run_torch(spec: Job, steps: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from lbpar.config.run_file import parse_run
-    from lbpar.graph.load import load_graph
+    from lbpar.models.load import load_graph
     from tests.bench.torch_net import TorchNet
 
     torch.set_num_threads(1)

@@ -9,9 +9,9 @@ from lbpar.cost.memory import memory
 from lbpar.cost.price import local_bytes, price
 from lbpar.cost.simulate import simulate
 from lbpar.cost.traffic import traffic
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan

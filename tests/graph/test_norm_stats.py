@@ -10,10 +10,10 @@ from lbpar.config.run_file import parse_run
 from lbpar.errors import ConfigError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.load import load_graph
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.norm_stats import norms, with_norm_stats
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.models.load import load_graph
+from lbpar.models.registry import build_model
 
 INLINE = """{input: [4, 4, 1], layers: [{op: conv, filters: 2, kernel: 3}, {op: norm, eps: 0.01, stats: sample}, {op: norm},
  {op: global_avg_pool}]}"""
@@ -53,7 +53,7 @@ def test_networks_by_name_from_python_and_from_onnx(tmp_path: Path, monkeypatch:
     assert stats(loaded("{name: densenet121}", "{norm: local}")) == ["local"] * 121
     (tmp_path / "net_for_norm_test.py").write_text(
         "from lbpar.graph.builder import GraphBuilder\n"
-        "from lbpar.graph.python_model import model\n"
+        "from lbpar.models.python_model import model\n"
         "@model\n"
         "def net():\n"
         "    g = GraphBuilder((4, 4, 3))\n"
@@ -63,7 +63,7 @@ def test_networks_by_name_from_python_and_from_onnx(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert stats(loaded('{python: "net_for_norm_test:net"}', "{norm: sample}")) == ["sample"]
     pytest.importorskip("onnx")
-    from tests.graph.onnx_files import Net
+    from tests.models.onnx_files import Net
 
     net = Net(("n", 3, 6, 5))
     net.save(net.norm("x", 3), tmp_path).rename("net.onnx")

@@ -7,8 +7,8 @@ from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import PlanError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.models.registry import build_model
 from lbpar.plan.choose import Settings, choose_plan
 from lbpar.plan.pricing import Pricing
 from lbpar.plan.tables import build_tables

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lbpar.config.parallel import ParallelConfig
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.models.registry import build_model
 from lbpar.plan.command import run
 from lbpar.plan.resolve import resolve_plan
 
@@ -100,7 +100,9 @@ def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.Captu
     assert words in captured.err and captured.err.startswith("lbpar plan: ") and "Traceback" not in captured.err
 
 
-def test_colours_only_on_a_terminal_and_names_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_colours_only_on_a_terminal_and_names_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "run.yaml"
     layers = "[{op: relu, name: 'a[red]'}, {op: flatten, name: '[/bold]'}, {op: linear, features: 2}]"
     file.write_text(f"model: {{input: [4, 4, 2], layers: {layers}}}\ntrain: {{batch: 4}}\nmachine: laptop\n")
@@ -108,8 +110,11 @@ def test_colours_only_on_a_terminal_and_names_as_they_are(capsys: pytest.Capture
     assert run(argv) == 0
     out = capsys.readouterr().out
     assert "a[red]" in out and "[/bold]" in out and "\x1b" not in out
-    assert run(argv, terminal=True) == 0
-    assert "\x1b[1m" in capsys.readouterr().out
+    for room in ("lbpar.tables", "lbpar.plan.report"):
+        monkeypatch.setattr(f"{room}.is_terminal", lambda stream: True)
+    assert run(argv) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out and "a[red]" in out
 
 
 def test_many_ranks_print_once(tmp_path: Path) -> None:

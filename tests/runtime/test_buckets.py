@@ -8,9 +8,9 @@ import pytest
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import EngineError
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.plan.strategies import strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.steps import Compute, StartMany

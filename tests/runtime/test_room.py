@@ -7,9 +7,9 @@ import resource
 import pytest
 
 from lbpar.errors import EngineError
-from lbpar.graph.models.registry import build_model
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
+from lbpar.models.registry import build_model
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.runtime import room

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lbpar import api
+from lbpar.checkpoint.find import find_checkpoint
 from lbpar.errors import CheckpointError
-from lbpar.train.best import Best, find_checkpoint
+from lbpar.train.best import Best
 from lbpar.train.setup import build_graph, build_plan, connect_to
 from lbpar.train.trainer import Trainer
 from tests.util.training import run_file

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lbpar.transport.launch import launched_ranks
+from lbpar.launcher import launched_ranks
 from tests.util.training import SMALL, measured, run_file, train
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.train.test_saving import first_part, rest
 
 from tests.cuda.emulator import compiler_found
-from tests.train.test_saving import first_part, rest
 from tests.util import fake_cupy
 from tests.util.training import PLANS, Ran, assert_same, run_file, train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lbpar.transport.launch import launched_ranks
+from lbpar.launcher import launched_ranks
 
 
 @pytest.mark.slow

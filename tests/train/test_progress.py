@@ -6,8 +6,9 @@ import io
 
 import pytest
 
-from lbpar.train.progress import Progress, print_table, short
-from lbpar.transport.terminal import is_terminal
+from lbpar.tables import print_table, short
+from lbpar.terminal import is_terminal
+from lbpar.train.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lbpar.checkpoint.files import checkpoint_path, latest, open_checkpoint, write_checkpoint
 from lbpar.runtime.optim.rules import SGD, AdamW
-from lbpar.train.checkpoint import checkpoint_path, latest, open_checkpoint, write_checkpoint
 
 pytest.importorskip("h5py")
 

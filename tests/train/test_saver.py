@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.checkpoint import saving
+from lbpar.checkpoint.files import list_checkpoints, open_checkpoint, write_checkpoint
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.layout.grid import Grid
-from lbpar.train import saver, saving
-from lbpar.train.checkpoint import list_checkpoints, open_checkpoint, write_checkpoint
+from lbpar.train import saver
 from lbpar.train.job import run, start
 from lbpar.train.saver import Saver
 from lbpar.train.trainer import Trainer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lbpar.launcher import ALONE
 from lbpar.transport.arguments import Parser
-from lbpar.transport.launch import ALONE
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False)])

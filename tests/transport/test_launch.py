@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from lbpar.errors import CommError, ConfigError
+from lbpar.launcher import launched_ranks
 from lbpar.layout.grid import Grid
 from lbpar.transport.checked import CheckedTransport
-from lbpar.transport.launch import check_world, connect, launched_ranks, run_main, self_test
+from lbpar.transport.launch import check_world, connect, run_main, self_test
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
 from lbpar.transport.watch import START, Watch, hang_seconds

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: whole tensors in files that know nothing of the grid that wrote them."""

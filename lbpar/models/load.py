@@ -1,0 +1,72 @@
+"""From the ``model`` section of a run file to a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lbpar.config.layers import NormStats
+from lbpar.config.model import AnyModel, InlineModel, NamedModel, OnnxModel, PythonModel
+from lbpar.graph.graph import Graph
+from lbpar.graph.norm_stats import with_norm_stats
+from lbpar.models.inline import inline_graph
+from lbpar.models.onnx_import import import_onnx
+from lbpar.models.python_model import python_graph
+from lbpar.models.registry import build_model
+
+
+def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
+    """Build the network that a run file describes, in whichever of the four ways.
+
+    Parameters
+    ----------
+    model : NamedModel, PythonModel, OnnxModel or InlineModel
+        The ``model`` section.
+    norm : {"global", "sample", "local"}, optional
+        ``parallel.norm``: the statistics of every norm; default: as the network says.
+
+    Raises
+    ------
+    ConfigError
+        Unknown name or option, a Python function that cannot be found, a package that is missing, or a choice of
+        statistics for a network without norms.
+    GraphError
+        A network that is ill-formed or does not fit its input, or an ONNX file that cannot be imported.
+    """
+    return with_norm_stats(_build(model), norm)
+
+
+def _build(model: AnyModel) -> Graph:
+    match model:
+        case NamedModel():
+            return build_model(model.name, **model.options)
+        case PythonModel():
+            return python_graph(model.python, model.folder, **model.options)
+        case InlineModel():
+            return inline_graph(model)
+        case OnnxModel():
+            return import_onnx(model.onnx, model.input)[0]
+
+
+def load_weights(model: AnyModel) -> dict[str, NDArray[Any]] | None:
+    """The initial weights that come with a network, if any do.
+
+    Parameters
+    ----------
+    model : NamedModel, PythonModel, OnnxModel or InlineModel
+        The ``model`` section.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray, or None
+        For an ONNX file, a whole array (every rank reads the file and cuts out its blocks) for each parameter and
+        running statistic of `load_graph`'s network; see `lbpar.models.onnx_import.import_onnx`. None for the others,
+        whose weights are drawn.
+
+    Raises
+    ------
+    GraphError, ConfigError
+        As `load_graph`.
+    """
+    return import_onnx(model.onnx, model.input)[1] if isinstance(model, OnnxModel) else None
