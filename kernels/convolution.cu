@@ -6,7 +6,7 @@
 //
 // Layout: x (N, D, H, W, G*C), w (G*F, taps, C), y (N, D', H', W', G*F), channels-last without gaps; C and F per group here.
 // A transposed convolution is the data pass. Pads before an axis may be negative or of any size, behind it they follow from the
-// extents. Forward computes a box of y (origin, positions) and leaves the rest alone. `add` adds to what is there.
+// extents. Forward and data compute a box of y or dx and leave the rest alone. `add` adds to what is there.
 // Limits: at most 65 535 groups, and 65 535 phases times splits; VEC_A and VEC_B divide C or F (whichever runs along the operand)
 // and addresses. Groups of few channels waste most of a tile: grouped.cu is for them. A 1x1 convolution of stride 1 is a gemm.
 // Grid: (tiles of m * tiles of n, groups, phases * splits). With splits, parts of the sum go to partial[split], of the result's

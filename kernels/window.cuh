@@ -6,9 +6,9 @@
 //
 // forward            p an output o of the box that is asked for, j a tap k:      o = origin + p,  mul = stride, add = origin*stride - pad,
 //                    step = dilation
-// gradient of x      inputs fall into `stride` phases, input i = phase + stride*p; the taps that reach it are k = k0 + spacing*j with
-//                    k*dilation = phase + pad (mod stride), spacing = stride/gcd(stride, dilation), and the output that tap reads
-//                    is p + (phase + pad - k*dilation)/stride:  mul = 1, step = -reach, reach = spacing*dilation/stride.
+// gradient of x      inputs of a box fall into `stride` phases, input i = origin + phase + stride*p; the taps that reach it are
+//                    k = k0 + spacing*j with k*dilation = i + pad (mod stride), spacing = stride/gcd(stride, dilation), and the output
+//                    that tap reads is p + (origin + phase + pad - k*dilation)/stride:  mul = 1, step = -reach, reach = spacing*dilation/stride.
 //                    So a phase is a convolution of stride 1 with some of the taps: nothing is scattered, no zero is multiplied.
 // Called by: convolution.cu, rims.cu, grouped.cu. Sizes are packed by lbpar/engine/cupy/launch_conv.py.
 #pragma once
@@ -29,7 +29,7 @@ __device__ __forceinline__ Index divide(Index n, const Divisor& by) {
 }
 
 struct AxisSizes {
-    i64 source, target, kernel, stride, dilation, pad, origin, spacing, reach;
+    i64 source, target, kernel, stride, dilation, pad, origin, extent, spacing, reach;  // origin, extent: of the box of the target
     Divisor positions[2], taps[2];  // a phase has one of two numbers of positions and of taps; forward has the first
 };
 
@@ -60,13 +60,13 @@ template <class Index>
 __device__ __forceinline__ Axis<Index> adjoint_axis(const AxisSizes& a, int phase) {
     const Index stride = static_cast<Index>(a.stride), dilation = static_cast<Index>(a.dilation);
     const Index spacing = static_cast<Index>(a.spacing), kernel = static_cast<Index>(a.kernel);
-    const Index rest = phase + static_cast<Index>(a.pad);
+    const Index first = static_cast<Index>(a.origin) + phase, rest = first + static_cast<Index>(a.pad);
     Index k = 0;
     while (k < spacing && k < kernel && (rest - k * dilation) % stride != 0) ++k;
     const bool found = k < spacing && k < kernel;
-    Axis<Index> axis{a.positions[phase < a.target % a.stride ? 0 : 1], a.taps[k < kernel % spacing ? 0 : 1],
+    Axis<Index> axis{a.positions[phase < a.extent % a.stride ? 0 : 1], a.taps[k < kernel % spacing ? 0 : 1],
                      1, found ? (rest - k * dilation) / stride : Index(0), -static_cast<Index>(a.reach), static_cast<Index>(a.source),
-                     k, spacing, kernel, static_cast<Index>(a.target), stride, Index(phase)};
+                     k, spacing, kernel, static_cast<Index>(a.target), stride, first};
     if (!found) axis.taps.value = 0;
     return axis;
 }

@@ -78,8 +78,11 @@ def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], 
 
 
 def plain_name(kernel: str) -> str:
-    """Name of the matrix product inside a fused kernel."""
-    return kernel.replace("_relu_", "_").removesuffix("_bias")
+    """Name of the matrix product inside a fused kernel, or one that computes a part."""
+    name = kernel.replace("_relu_", "_")
+    for end in ("_bias", "_interior", "_rims"):
+        name = name.removesuffix(end)
+    return name
 
 
 def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many, Many] | None:

@@ -13,12 +13,13 @@ from math import prod
 
 from lbpar.config.optimizers import OPTIMIZERS
 from lbpar.cost.kernel_time import active_processes, flops, item_bytes, kernel_seconds, local_extents
-from lbpar.cost.machine import Machine
+from lbpar.cost.machine import Machine, Many
 from lbpar.cost.moves import move_price, move_prices
 from lbpar.cost.traffic import longest
 from lbpar.graph.loops import Kernel
 from lbpar.layout.exchange import allreduce_volume
 from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.interior import interior_share
 from lbpar.layout.layout import Layout
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 
@@ -170,7 +171,10 @@ def _kernel(
     kernel: Kernel, grid: Grid, op_grid: tuple[tuple[str, Axes], ...], machine: Machine, dtype: str
 ) -> tuple[float, float]:
     """Seconds and operations of a kernel on the largest block."""
-    local = local_extents(kernel, grid, dict(op_grid))
+    local: dict[str, Many] = dict(local_extents(kernel, grid, dict(op_grid)))
+    if halo := dict(kernel.attrs).get("halo"):  # a part of the outputs: fewer rows of the product
+        share = interior_share(halo)
+        local["N"] = local["N"] * (share if kernel.name.endswith("_interior") else 1 - share)
     ways = {loop: grid.ways(axes) for loop, axes in op_grid}
     slower = machine.oversubscription(active_processes(kernel, ways, grid.size), grid.size)
     return float(kernel_seconds(machine, kernel, local, dtype) * slower), float(flops(kernel, local))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -72,6 +72,9 @@ class Engine(Rules):
     name: ClassVar[str] = "?"
     accelerated: ClassVar[frozenset[str]] = frozenset()
     """Names of the element types that this engine's own kernels take; others run through its fallback."""
+
+    rims: ClassVar[bool] = False
+    """Whether programs compute the interior of a convolution while its halo is under way, and the rims then."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
         self.dtype = self.activations = np.dtype(dtype)
@@ -418,6 +421,44 @@ class Engine(Rules):
     ) -> Array:
         """``relu_forward(conv_forward(...))``."""
         return self.relu_forward(self.conv_forward(x, w, b, win, groups, out_spatial))
+
+    def conv_forward_parts(
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None,
+        win: Window,
+        groups: int,
+        y: Array,
+        boxes: Sequence[Sequence[tuple[int, int]]],
+        relu: bool = False,
+    ) -> None:
+        """Write some boxes of ``y = conv_forward(x, w, b, win, groups, y's extents)``, with ReLU if asked for, and nothing else of y.
+
+        A box is the first output, and one past the last, along each spatial dimension; boxes do not overlap.
+        """
+        conv = self.conv_relu_forward if relu else self.conv_forward
+        for box in boxes:
+            moved = tuple(replace(d, pad=d.pad - start * d.stride) for d, (start, _) in zip(win, box, strict=True))
+            self._put(y, box, conv(x, w, b, moved, groups, [stop - start for start, stop in box]))
+
+    def conv_backward_data_parts(
+        self,
+        dy: Array,
+        w: Array,
+        win: Window,
+        groups: int,
+        dx: Array,
+        boxes: Sequence[Sequence[tuple[int, int]]],
+    ) -> None:
+        """Write some boxes of ``dx = conv_backward_data(dy, w, win, groups, dx's extents)`` and nothing else of dx."""
+        for box in boxes:
+            moved = tuple(replace(d, pad=d.pad + start) for d, (start, _) in zip(win, box, strict=True))
+            self._put(dx, box, self.conv_backward_data(dy, w, moved, groups, [stop - start for start, stop in box]))
+
+    def _put(self, y: Array, box: Sequence[tuple[int, int]], part: Array) -> None:
+        if part.size:
+            self.unpack(part, y, (slice(None), *(slice(*side) for side in box), slice(None)))
 
     def conv_backward_weights_bias(
         self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None

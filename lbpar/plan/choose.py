@@ -116,6 +116,7 @@ class Settings:
     dtype: str
     optimizer: str
     prefetch: int = PREFETCH
+    rims: bool = False
     known: list[Outcome] = field(default_factory=list)
 
     def outcome(self, name: str, plan: Plan) -> Outcome:
@@ -123,7 +124,7 @@ class Settings:
         for o in self.known:
             if o.plan == plan:
                 return replace(o, name=name)
-        program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES)
+        program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES, rims=self.rims)
         priced = price(program, self.machine, self.dtype, self.optimizer)
         held = memory(program, self.dtype, self.optimizer, self.prefetch)
         self.known.append(Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine)))
@@ -140,6 +141,7 @@ def choose_plan(
     dtype: str = "float32",
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
+    rims: bool = False,
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]] | None = None,
     compare: bool = True,
     most_axes: int = MOST_AXES,
@@ -162,6 +164,8 @@ def choose_plan(
         Type of activations; a key of `lbpar.cost.price.SLOTS`.
     prefetch : int
         Batches read ahead.
+    rims : bool
+        Interiors of convolutions are computed while halos are under way (`lbpar.program.rims`).
     layers : mapping, optional
         Grids that are given: layer to ways (or axes) per loop.
     compare : bool
@@ -183,7 +187,7 @@ def choose_plan(
     fixed = {name: assign(f"parallel.layers.{name}", ways, grid) for name, ways in (layers or {}).items()}
     pricing = Pricing(machine, grid, dtype, optimizer)
     tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
-    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch)
+    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch, rims)
     found = [_search(settings, tables, grid, memory_limit, 0.0, fixed)]
     if compare and machine.file.overlap > 0:
         found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))

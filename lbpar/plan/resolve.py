@@ -38,6 +38,7 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
         dtype=config.engine.dtype,
         optimizer=optimizer_name(config.train.optimizer),
         prefetch=config.data.prefetch,
+        rims=config.engine.name == "cupy",
         layers=parallel.layers,
     )
     choice.plan.check(graph, batch)

@@ -16,6 +16,7 @@ from lbpar.layout.transition import Move, accumulate, transition
 from lbpar.program.fuse import fuse
 from lbpar.program.order import finish
 from lbpar.program.plan import Plan
+from lbpar.program.rims import split_rims
 from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
 
 Gradients = Literal["reduce", "accumulate", "last"]
@@ -33,6 +34,7 @@ def lower(
     gradients: Gradients = "reduce",
     fused: bool = True,
     bucket_bytes: int = 0,
+    rims: bool = False,
 ) -> Program:
     """Make the program of one step.
 
@@ -59,10 +61,14 @@ def lower(
         Fuse neighbouring kernels (`lbpar.program.fuse`).
     bucket_bytes : int
         Merge gradient allreduces over the same axes until so many bytes (of float32) are together; 0 merges none.
+    rims : bool
+        Compute the interior of convolutions while their halos are under way (`lbpar.program.rims`).
     """
     plan.check(graph, batch)
     program = Lowering(graph, plan, batch, training, gradients).run(input_grad)
-    return finish(fuse(program) if fused else program, keep=keep, overlap=overlap, bucket_bytes=bucket_bytes)
+    program = fuse(program) if fused else program
+    program = split_rims(program) if rims else program
+    return finish(program, keep=keep, overlap=overlap, bucket_bytes=bucket_bytes)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -18,9 +18,11 @@ from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
 from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
+from lbpar.layout.interior import interior, rims
 from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.runs import Box, Runs, box_shape, index_parts, indices, length
 from lbpar.program.plan import OpGrid
+from lbpar.program.rims import KERNELS as RIMS
 from lbpar.program.steps import Compute, Program
 from lbpar.random import fold
 
@@ -94,6 +96,11 @@ class Bound:
             out.append(LocalWindow(w.kernel, w.stride, w.dilation, w.pad + start(i) - start(o) * w.stride))
         return tuple(out)
 
+    def groups(self, inside: Box, filters: int = 1) -> int:
+        """Groups of a convolution of the channels of a block by the filters in some place."""
+        channels, per_group = length(inside[-1]), length(self.box(filters)[-1])
+        return max(1, channels // max(1, per_group)) if "G" in dict(self.kernel.loops) else 1
+
     def local(self, loop: str, extent: int) -> int:
         """Extent of a loop on this rank."""
         grid = self.written[0].grid
@@ -148,11 +155,9 @@ def _conv(name: str, x: int, w: int, y: int, arrange: Callable[..., tuple[Any, .
     """A method of the engine's convolution ``y = conv(x, w)``, of which each operand has its place among the kernel's (`Bound.box`)."""
 
     def more(b: Bound) -> tuple[Any, ...]:
-        inside, filters, outside = (b.box(place) for place in (x, w, y))
-        channels, per_group = length(inside[-1]), length(filters[-1])
-        groups = max(1, channels // max(1, per_group)) if "G" in dict(b.kernel.loops) else 1
+        inside, outside = b.box(x), b.box(y)
         sizes = [spatial(b.box(place)) for place in (x, y) if place == ~0]
-        return b.windows(inside, outside), groups, *sizes
+        return b.windows(inside, outside), b.groups(inside, w), *sizes
 
     return _method(name, more=more, arrange=arrange)
 
@@ -175,6 +180,39 @@ def _conv_transpose_forward(b: Bound) -> Call:
         return (e.bias_add(y, bias[0]) if biased else y,)
 
     return run
+
+
+def _part(name: str) -> Binder:
+    """The interior or the rims of a convolution (`lbpar.program.rims`): some boxes of ``y``, which the interior makes."""
+    plain, _, part = name.rpartition("_")
+    adjoint = plain in ("conv_backward_data", "conv_transpose_forward")
+
+    def bind(b: Bound) -> Call:
+        whole = [(start(r), start(r) + length(r)) for r in b.writes[0][1:-1]]
+        inside = [side or all_ for side, all_ in zip(interior(b.attr("halo"), b.rank)[1:-1], whole, strict=True)]
+        if not prod(hi - lo for lo, hi in inside):
+            if part == "interior":
+                return lambda e, _, x, *others: (e.empty((0,), x.dtype),)
+            call = BINDERS[plain](replace(b, reads=b.reads[:-1]))
+            return lambda e, c, *arrays: call(e, c, *arrays[:-1])
+        boxes = [inside] if part == "interior" else rims(inside, whole)
+        places = [[(lo - o, hi - o) for (lo, hi), (o, _) in zip(box, whole, strict=True)] for box in boxes]
+        x, y, shape = b.reads[0], b.writes[0], box_shape(b.writes[0])
+        windows, groups = (b.windows(y, x), b.groups(y)) if adjoint else (b.windows(x, y), b.groups(x))
+        biased = replace(b, reads=b.reads[: len(b.reads) - (part == "rims")]).biased
+
+        def run(e: Engine, x: Array, w: Array, bias: Array | None, y: Array) -> tuple[Array, ...]:
+            if not adjoint:
+                e.conv_forward_parts(x, w, bias, windows, groups, y, places, plain == "conv_relu_forward")
+                return (y,)
+            e.conv_backward_data_parts(x, w, windows, groups, y, places)
+            return (y if bias is None or part == "interior" else e.bias_add(y, bias),)
+
+        if part == "interior":
+            return lambda e, _, x, w, *bias: run(e, x, w, bias[0] if biased else None, e.empty(shape, x.dtype))
+        return lambda e, _, x, w, *more: run(e, x, w, more[0] if biased else None, more[-1])
+
+    return bind
 
 
 def _pool(name: str, x: int, y: int, more: Callable[[Bound], tuple[Any, ...]] = lambda b: ()) -> Binder:
@@ -380,6 +418,7 @@ BINDERS: dict[str, Binder] = {
     "conv_transpose_forward": _conv_transpose_forward,
     "conv_transpose_backward_data": _conv("conv_forward", 0, 1, ~0, arrange=lambda dy, w: (dy, w, None)),
     "conv_transpose_backward_weights": _conv("conv_backward_weights", 1, ~0, 0, arrange=lambda x, dy: (dy, x)),
+    **{f"{name}_{part}": _part(f"{name}_{part}") for name in RIMS for part in ("interior", "rims")},
     "bias_backward": _method("bias_backward"),
     "linear_forward": _biased(_method("linear_forward")),
     "linear_backward_data": _method("linear_backward_data"),

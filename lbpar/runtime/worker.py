@@ -113,8 +113,8 @@ class Worker:
     def program(self, samples: int, mode: Mode = "reduce") -> Program:
         """The program of a step."""
         if mode == "evaluate":
-            return lower(self.graph, self.plan, samples, training=False)
-        return lower(self.graph, self.plan, samples, gradients=mode, bucket_bytes=BUCKET_BYTES)
+            return lower(self.graph, self.plan, samples, training=False, rims=self.engine.rims)
+        return lower(self.graph, self.plan, samples, gradients=mode, bucket_bytes=BUCKET_BYTES, rims=self.engine.rims)
 
     def run(
         self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None

@@ -34,10 +34,18 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
         if parallel.strategy == "auto":
             best = choose_plan(
                 graph, batch, procs, machine, memory_limit=parallel.memory, dtype=config.engine.dtype, optimizer=optimizer,
-                prefetch=config.data.prefetch, layers=parallel.layers,
+                prefetch=config.data.prefetch, rims=config.engine.name == "cupy", layers=parallel.layers,
             ).outcome  # fmt: skip
         else:
-            settings = Settings(graph, batch, machine, config.engine.dtype, optimizer, config.data.prefetch)
+            settings = Settings(
+                graph,
+                batch,
+                machine,
+                config.engine.dtype,
+                optimizer,
+                config.data.prefetch,
+                config.engine.name == "cupy",
+            )
             best = settings.outcome(parallel.strategy, resolve_plan(parallel, graph, batch, procs))
     except PlanError as error:
         return {"error": str(error)}

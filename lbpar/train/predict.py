@@ -132,7 +132,9 @@ def _blocks(worker: Worker, data: Dataset, batch: int) -> Iterator[tuple[Array, 
     for samples in Sampler(len(data), batch, shuffle=False).batches(0) if len(data) else ():
         n = len(samples)
         if n not in executors:
-            executors[n] = Executor(lower(graph, plan, n, training=False), engine, transport, worker.state)
+            executors[n] = Executor(
+                lower(graph, plan, n, training=False, rims=engine.rims), engine, transport, worker.state
+            )
         program = executors[n].program
         with np.errstate(**QUIET):
             executors[n].run(read_feeds(program, transport.rank, data, samples, np.dtype(engine.dtype)))

@@ -99,11 +99,20 @@ class Update:
     clip_norm: float | None = None
     accumulate: int = 1
 
-    def programs(self, plan: Plan, fused: bool = True) -> list[Program]:
-        """The program of each batch, keeping every array."""
+    def programs(self, plan: Plan, fused: bool = True, rims: bool = False) -> list[Program]:
+        """The program of each batch, keeping every array; options are those of `lower`."""
 
         def program(gradients: Gradients) -> Program:
-            return lower(self.graph, plan, self.batch, input_grad=True, keep=True, gradients=gradients, fused=fused)
+            return lower(
+                self.graph,
+                plan,
+                self.batch,
+                input_grad=True,
+                keep=True,
+                gradients=gradients,
+                fused=fused,
+                rims=rims,
+            )
 
         if self.accumulate == 1:
             return [program("reduce")]
@@ -233,7 +242,7 @@ class Reference:
 def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = None) -> Parity:
     """Compare on P ranks inside this process, with another engine if one is given."""
     update, engine = reference.update, engine or reference.engine
-    world, programs = VirtualWorld(plan.grid, strict=False), update.programs(plan)
+    world, programs = VirtualWorld(plan.grid, strict=False), update.programs(plan, rims=engine.rims)
     ranks = [update.executors(programs, engine, transport) for transport in world.transports]
     # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
     # the lockstep run. No later step reads a weight.
@@ -249,7 +258,7 @@ def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = Non
 def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: Engine | None = None) -> Parity:
     """Compare on this job's ranks. Collective over all of them; every rank returns the same."""
     update, engine = reference.update, engine or reference.engine
-    programs = update.programs(plan)
+    programs = update.programs(plan, rims=engine.rims)
     executors = update.executors(programs, engine, transport)
     transport.counter.reset()
     for executor in executors:

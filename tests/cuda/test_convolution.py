@@ -15,6 +15,7 @@ from lbpar.engine.cupy import launch_conv
 from lbpar.engine.cupy.launch_conv import Geometry
 from lbpar.engine.cupy.tiles import MATHS, TILES, Card, Job
 from lbpar.errors import EngineError
+from lbpar.layout.interior import rims
 from tests.cuda.emulator import EmulationError, compiler_found, sanitized
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, SHARED, integers, run
 
@@ -225,6 +226,13 @@ RIMS: dict[str, tuple[Case, list[tuple[int, int]]]] = {
 }  # fmt: skip
 
 
+def _alone(first: int, last: int, d: W, n: int, outputs: int) -> tuple[int, int]:
+    """The outputs that read nothing of x before ``first`` or from ``last`` on, where there is something."""
+    reads = [{o * d.stride - d.pad + k * d.dilation for k in range(d.kernel)} & set(range(n)) for o in range(outputs)]
+    found = [o for o, r in enumerate(reads) if min(r) >= first and max(r) < last]
+    return (found[0], found[-1] + 1) if found else (0, 0)
+
+
 def check_rims(name: str, math: str, **options: object) -> None:
     """The interior, computed while the ghosts are still missing, and the rims make the bits of one launch."""
     (samples, inner, outer, win, groups, channels, filters), ghosts = RIMS[name]
@@ -240,12 +248,16 @@ def check_rims(name: str, math: str, **options: object) -> None:
     held = (slice(None), *(slice(before, n - after) for (before, after), n in zip(ghosts, inner, strict=True)))
     early = {**whole, "x": np.full_like(whole["x"], np.nan), "y": whole["y"].copy()}
     early["x"][held] = whole["x"][held]
-    interior, rims = launch_conv.interior_and_rims(g, ghosts)
+    sides = zip(ghosts, win, inner, outer, strict=True)
+    interior = [_alone(before, n - after, d, n, o) for (before, after), d, n, o in sides]
+    boxes = rims(interior, [(0, n) for n in outer])
     epilogue = {"bias": True, "relu": True}
     first = launch_conv.conv_forward(MATHS[math], CARD, g, box=interior, **epilogue)
-    second = launch_conv.conv_rims(MATHS[math], CARD, g, rims, **epilogue)
+    second = launch_conv.conv_rims(MATHS[math], CARD, g, boxes, **epilogue)
     run([(launch_conv.conv_forward(MATHS[math], CARD, g, **epilogue), whole), (first, early)], **options)
-    assert np.isnan(early["y"].astype(float)).any() and len(second.launches) == 1
+    assert np.isnan(early["y"].astype(float)).any() and len(second.launches) == (
+        len(boxes) if name == "depth-wise" else 1
+    )
     run([(second, {**early, "x": whole["x"]})], **options)
     np.testing.assert_array_equal(early["y"].view(np.uint8), whole["y"].view(np.uint8))
 
@@ -259,29 +271,24 @@ def test_rims_on_tensor_cores() -> None:
     check_rims("3-D", "bfloat16")
 
 
-def test_boxes() -> None:
-    """Every output is in one box, and the interior is as large as it can be."""
-    rng = np.random.default_rng(11)
-    for _ in range(200):
-        dims = int(rng.integers(1, 4))
-        win = tuple(
-            W(int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 3)), int(rng.integers(-2, 3)))
-            for _ in range(dims)
-        )
-        inner, outer = ([int(n) for n in rng.integers(1, 9, dims)] for _ in range(2))
-        ghosts = [(int(a), int(b)) for a, b in rng.integers(0, 3, (dims, 2))]
-        g = Geometry.of(1, inner, outer, win, 1, 1, 1)
-        interior, rims = launch_conv.interior_and_rims(g, ghosts)
-        count = np.zeros(g.outer, int)
-        for box in [interior, *rims]:
-            count[tuple(slice(*part) for part in box)] += 1
-        assert (count == 1).all()
-        assert len(rims) <= launch_conv.MOST_RIMS
-        for d, (start, stop), (before, after), n in zip(win, interior[3 - dims :], ghosts, inner, strict=True):
-            for o in range(start, stop):
-                taps = [o * d.stride - d.pad, o * d.stride - d.pad + (d.kernel - 1) * d.dilation]
-                assert before == 0 or taps[0] >= before
-                assert after == 0 or taps[1] < n - after
+def test_boxes_of_the_gradient_for_the_input() -> None:
+    """Boxes that start anywhere, also in the midst of a stride, make up what one launch gives."""
+    inner, outer, win = (9, 8, 7), (5, 8, 3), (W(3, 2, 1, 1), W(3, 1, 1, 1), W(2, 3, 2, 1))
+    boxes: list[list[tuple[int, int]]] = [
+        [(0, 3), (0, 8), (0, 7)], [(3, 9), (0, 8), (0, 2)], [(3, 4), (0, 5), (2, 7)], [(4, 9), (0, 5), (2, 7)],
+        [(3, 9), (5, 8), (2, 7)], [(4, 4), (0, 8), (0, 7)],
+    ]  # fmt: skip
+    rng = np.random.default_rng(6)
+    for groups, channels in ((1, 8), (8, 8)):
+        g = Geometry.of(2, inner, outer, win, groups, channels, 8)
+        dy, w = rng.standard_normal((2, *outer, 8)), rng.standard_normal((8, 3, 3, 2, channels // groups))
+        got, want = (np.full((2, *inner, channels), np.nan) for _ in range(2))
+        arrays = {"dy": dy, "w": w, "dx": got}
+        jobs = [(launch_conv.conv_backward_data(MATHS["float64"], CARD, g, box=box), arrays) for box in boxes]
+        run([*jobs[:-2], *jobs[-1:]])
+        assert np.isnan(got).sum() == np.isnan(got[:, 3:, 5:, 2:]).sum() == 2 * 6 * 3 * 5 * channels
+        run([jobs[-2], (launch_conv.conv_backward_data(MATHS["float64"], CARD, g), {**arrays, "dx": want})])
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
 
 
 def test_too_many_phases() -> None:

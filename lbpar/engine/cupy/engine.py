@@ -47,6 +47,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
     """
 
     name = "cupy"
+    rims = True
     accelerated = frozenset({"float32", "float64"})
 
     def __init__(

@@ -32,7 +32,10 @@ from lbpar.engine.cupy.tiles import (
 from lbpar.errors import EngineError
 
 _AXIS = np.dtype(
-    [(name, "i8") for name in ("source", "target", "kernel", "stride", "dilation", "pad", "origin", "spacing", "reach")]
+    [
+        (name, "i8")
+        for name in ("source", "target", "kernel", "stride", "dilation", "pad", "origin", "extent", "spacing", "reach")
+    ]
     + [("positions", Divisor, 2), ("taps", Divisor, 2)]
 )
 WindowSizes = np.dtype(
@@ -113,15 +116,15 @@ class Geometry:
 
 
 def window_sizes(g: Geometry, adjoint: bool, origin: Sequence[int], extents: Sequence[int], **others: Any) -> Record:
-    """The struct of sizes: ``adjoint`` for the data pass; origin and extents of the box of outputs else."""
+    """The struct of sizes: ``adjoint`` for the data pass; origin and extents are those of the box that is written."""
     source, target = (g.outer, g.inner) if adjoint else (g.inner, g.outer)
     record = np.zeros((), WindowSizes)
     for a, d in enumerate(g.win):
         spacing = d.stride // math.gcd(d.stride, d.dilation) if adjoint else 1
-        whole = target[a] // d.stride
+        whole = extents[a] // d.stride
         positions = (whole + 1, whole) if adjoint else (extents[a], extents[a])
         record["axis"][a] = (
-            source[a], target[a], d.kernel, d.stride, d.dilation, d.pad, origin[a], spacing, spacing * d.dilation // d.stride,
+            source[a], target[a], d.kernel, d.stride, d.dilation, d.pad, origin[a], extents[a], spacing, spacing * d.dilation // d.stride,
             [divisor(p) for p in positions], [divisor(t) for t in (d.kernel // spacing + adjoint, d.kernel // spacing)],
         )  # fmt: skip
     record["samples"], record["groups"] = g.samples, g.groups
@@ -142,7 +145,7 @@ def conv_forward(
     box: Box | None = None,
 ) -> Job:
     """``y = relu(x * w + b)``, or added to y; of y only ``box``, if one is given."""
-    origin, extents = _box(g, box)
+    origin, extents = _box(g.outer, box)
     positions = g.samples * math.prod(extents)
     if positions * g.groups * g.filters == 0:
         return Job()
@@ -164,11 +167,12 @@ def conv_forward(
                   g.groups * g.filters, relu, add)  # fmt: skip
 
 
-def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False) -> Job:
-    """``dx`` of a convolution; also the forward pass of a transposed one."""
-    if g.x_size == 0:
+def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False, box: Box | None = None) -> Job:
+    """``dx`` of a convolution, or only a ``box`` of it; also the forward pass of a transposed one."""
+    origin, extents = _box(g.inner, box)
+    if g.x_size * math.prod(extents) == 0:
         return Job()
-    if g.pointwise:
+    if g.pointwise and box is None:
         left, right = Operand("dy", True, g.filters), Operand("w", False, g.channels)
         rows = g.samples * math.prod(g.inner)
         return gemm(math_, card, rows, g.channels, g.filters, left, right, "dx", beta=float(add))
@@ -178,13 +182,15 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False) 
             f"engine.name: cupy: strides {[d.stride for d in g.win]} make {phases} phases, at most {MOST_BLOCKS} are possible."
         )
     if _thin(g):
-        return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), add=add)
-    positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(g.inner, g.win, strict=True))
+        return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), box=(origin, extents), add=add)
+    positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(extents, g.win, strict=True))
     taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
-    cut = choose(math_, card, positions, g.channels, taps * g.filters, g.groups * phases, g.x_size)
+    cut = choose(
+        math_, card, positions, g.channels, taps * g.filters, g.groups * phases, g.x_size if box is None else None
+    )
     vectors = vector(card, math_, g.filters), vector(card, math_, g.channels)
     sizes = window_sizes(
-        g, True, (0, 0, 0), (0, 0, 0), depth=cut.depth, splits=cut.splits, add=add,
+        g, True, origin, extents, depth=cut.depth, splits=cut.splits, add=add,
         vectors=vector(card, math_, g.channels) == 16 // math_.element_bytes,
     )  # fmt: skip
     grid = (-(-positions // cut.rows) * -(-g.channels // cut.columns), g.groups, phases * cut.splits)
@@ -223,10 +229,11 @@ def conv_rims(
     relu: bool = False,
     add: bool = False,
 ) -> Job:
-    """`conv_forward` of several boxes that do not overlap, in one launch."""
-    if len(boxes) > MOST_RIMS:
-        raise ValueError(f"{len(boxes)} boxes, at most {MOST_RIMS} in a launch")
-    parts = [(origin, extents) for origin, extents in (_box(g, box) for box in boxes) if math.prod(extents)]
+    """`conv_forward` of several boxes that do not overlap, in one launch but where groups have few channels."""
+    assert len(boxes) <= MOST_RIMS
+    if _thin(g):
+        return Job(tuple(x for box in boxes for x in conv_forward(math_, card, g, bias, relu, add, box).launches))
+    parts = [(origin, extents) for origin, extents in (_box(g.outer, box) for box in boxes) if math.prod(extents)]
     most = max((g.samples * math.prod(extents) for _, extents in parts), default=0)
     if most * g.groups * g.filters == 0:
         return Job()
@@ -248,26 +255,6 @@ def conv_rims(
     return Job((Launch("rims.cu", name, (tiles, g.groups, 1), (cut.threads, 1, 1), shared, arrays, record),))
 
 
-def interior_and_rims(g: Geometry, ghosts: Sequence[tuple[int, int]]) -> tuple[Box, list[Box]]:
-    """Outputs that read nothing of the ghosts of x, and boxes of the others.
-
-    ``ghosts`` are the widths before and after the held part of x along each spatial dimension, of all three or the last ones.
-    """
-    ghosts = [(0, 0)] * (3 - len(ghosts)) + list(ghosts)
-    inner: list[tuple[int, int]] = []
-    for (before, after), d, n, size in zip(ghosts, g.win, g.inner, g.outer, strict=True):
-        span = (d.kernel - 1) * d.dilation
-        start = min(size, max(0, -(-(before + d.pad) // d.stride))) if before else 0
-        stop = min(size, (n - after - 1 - span + d.pad) // d.stride + 1) if after else size
-        inner.append((start, max(start, stop)))
-    rims: list[Box] = []
-    for axis, (start, stop) in enumerate(inner):
-        for part in ((0, start), (stop, g.outer[axis])):
-            if part[1] > part[0]:
-                rims.append([*inner[:axis], part, *((0, n) for n in g.outer[axis + 1 :])])
-    return inner, [box for box in rims if all(stop > start for start, stop in box)]
-
-
 # -- few channels per group ------------------------------------------------------------------------------------------------------
 
 
@@ -277,9 +264,8 @@ def _thin(g: Geometry) -> bool:
 
 
 def _grouped(math_: Math, card: Card, g: Geometry, adjoint: bool, arrays: tuple[str, ...], **others: Any) -> Job:
-    origin, extents = others.pop("box", ((0, 0, 0), g.outer))
+    origin, extents = others.pop("box")
     strides = [d.stride if adjoint else 1 for d in g.win]
-    extents = g.inner if adjoint else extents
     positions = g.samples * math.prod(-(-n // s) for n, s in zip(extents, strides, strict=True))
     columns = g.channels if adjoint else g.filters
     width = vector(card, math_, g.groups) if g.channels == g.filters == 1 else 1
@@ -312,11 +298,12 @@ def _grouped_weights(math_: Math, card: Card, g: Geometry, add: bool) -> Job:
     return Job((first, second), splits * g.w_size * math_.sum_bytes)
 
 
-def _box(g: Geometry, box: Box | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _box(whole: tuple[int, ...], box: Box | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Origin and extents of a box in three dimensions."""
     if box is None:
-        return (0, 0, 0), g.outer
-    whole = [(0, 1)] * (3 - len(box)) + list(box)
-    return tuple(start for start, _ in whole), tuple(max(0, stop - start) for start, stop in whole)
+        return (0, 0, 0), whole
+    sides = [(0, 1)] * (3 - len(box)) + list(box)
+    return tuple(start for start, _ in sides), tuple(max(0, stop - start) for start, stop in sides)
 
 
 def _tiled(

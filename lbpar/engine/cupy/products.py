@@ -20,6 +20,10 @@ from lbpar.engine.device import Array
 MOST_JOBS = 4096
 
 
+def _key(boxes: Sequence[Sequence[tuple[int, int]]]) -> Hashable:
+    return tuple(map(tuple, boxes))
+
+
 class Products(Pointwise):
     """The part of the engine that multiplies.
 
@@ -104,6 +108,45 @@ class Products(Pointwise):
         key = ("data", dy.shape, w.shape, win, groups, inner)
         self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
         return dx
+
+    def conv_forward_parts(
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None,
+        win: Window,
+        groups: int,
+        y: Array,
+        boxes: Sequence[Sequence[tuple[int, int]]],
+        relu: bool = False,
+    ) -> None:
+        def make(arithmetic: Math, card: Card) -> Job:
+            g = Geometry.of(x.shape[0], x.shape[1:-1], y.shape[1:-1], win, groups, x.shape[-1], w.shape[0])
+            if len(boxes) == 1:
+                return launch_conv.conv_forward(arithmetic, card, g, b is not None, relu, box=boxes[0])
+            return launch_conv.conv_rims(arithmetic, card, g, boxes, b is not None, relu)
+
+        key = ("conv parts", x.shape, w.shape, win, groups, y.shape, b is None, relu, _key(boxes))
+        self._multiply(
+            key, make, y=y, x=self._dense(x), w=self._as(w, x.dtype), b=None if b is None else self._as(b, x.dtype)
+        )
+
+    def conv_backward_data_parts(
+        self,
+        dy: Array,
+        w: Array,
+        win: Window,
+        groups: int,
+        dx: Array,
+        boxes: Sequence[Sequence[tuple[int, int]]],
+    ) -> None:
+        def make(arithmetic: Math, card: Card) -> Job:
+            g = Geometry.of(dy.shape[0], dx.shape[1:-1], dy.shape[1:-1], win, groups, dx.shape[-1], w.shape[0])
+            jobs = [launch_conv.conv_backward_data(arithmetic, card, g, box=box) for box in boxes]
+            return Job(tuple(launch for job in jobs for launch in job.launches))
+
+        key = ("data parts", dy.shape, w.shape, win, groups, dx.shape, _key(boxes))
+        self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
         shape = (dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups)
