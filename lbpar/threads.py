@@ -53,3 +53,4 @@ def limit_libraries() -> None:
     threads = str(share())
     for name in LIMITS:
         os.environ.setdefault(name, threads)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for them reads the records of all packages

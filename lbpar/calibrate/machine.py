@@ -15,6 +15,7 @@ from lbpar.calibrate.links import measure_links
 from lbpar.calibrate.samples import samples
 from lbpar.config.engine import EngineConfig
 from lbpar.config.machine_file import ComputeConfig, MachineFile
+from lbpar.config.run_file import AUTO
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
@@ -24,7 +25,6 @@ from lbpar.runtime.room import node_memory
 from lbpar.threads import node_cores, share
 from lbpar.transport.base import Transport
 
-AUTO = "auto"
 TYPES = get_args(EngineConfig.model_fields["dtype"].annotation)
 REPEATS = 3
 #: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.

@@ -25,6 +25,9 @@ from lbpar.config.training import TrainConfig
 from lbpar.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from lbpar.errors import ConfigError
 
+AUTO = "auto"
+"""Machine of a run file that leaves it to be measured."""
+
 
 class RunConfig(Section):
     """A run file."""
@@ -35,7 +38,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes are arranged.")
     engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
     machine: FilePath = Field(
-        default="auto",
+        default=AUTO,
         description="`auto` (measured in two seconds), a machine by name (`lbpar plan --help` lists them), or a machine file.",
     )
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")

@@ -10,10 +10,6 @@ from lbpar.config.layers import NormStats
 from lbpar.config.model import AnyModel, InlineModel, NamedModel, OnnxModel, PythonModel
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
-from lbpar.models.inline import inline_graph
-from lbpar.models.onnx_import import import_onnx
-from lbpar.models.python_model import python_graph
-from lbpar.models.registry import build_model
 
 
 def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
@@ -38,14 +34,23 @@ def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
 
 
 def _build(model: AnyModel) -> Graph:
+    # Each way is imported where it is taken: every rank of a job spends that time.
     match model:
         case NamedModel():
+            from lbpar.models.registry import build_model
+
             return build_model(model.name, **model.options)
         case PythonModel():
+            from lbpar.models.python_model import python_graph
+
             return python_graph(model.python, model.folder, **model.options)
         case InlineModel():
+            from lbpar.models.inline import inline_graph
+
             return inline_graph(model)
         case OnnxModel():
+            from lbpar.models.onnx_import import import_onnx
+
             return import_onnx(model.onnx, model.input)[0]
 
 
@@ -69,4 +74,8 @@ def load_weights(model: AnyModel) -> dict[str, NDArray[Any]] | None:
     GraphError, ConfigError
         As `load_graph`.
     """
-    return import_onnx(model.onnx, model.input)[1] if isinstance(model, OnnxModel) else None
+    if not isinstance(model, OnnxModel):
+        return None
+    from lbpar.models.onnx_import import import_onnx
+
+    return import_onnx(model.onnx, model.input)[1]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lbpar.config.optimizers import AnyOptimizer, Sgd
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.plan_file import PlanFile, load_plan_file, save_plan_file
 from lbpar.config.run_file import RunConfig
-from lbpar.cost.machine import Machine
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.plan.assign import assign
-from lbpar.plan.choose import choose_plan
 from lbpar.plan.strategies import strategy_plan
 from lbpar.program.plan import OpGrid, Plan
 from lbpar.text import nearest
+
+if TYPE_CHECKING:
+    from lbpar.cost.machine import Machine
 
 
 def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
@@ -28,6 +29,8 @@ def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
 
 def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine: Machine) -> Plan:
     """The cheapest plan on a machine, with the run file's memory limit, type, optimizer and exceptions per layer."""
+    from lbpar.plan.choose import choose_plan  # rank 0 alone chooses
+
     parallel = config.parallel
     choice = choose_plan(
         graph,

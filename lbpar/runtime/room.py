@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 
-from lbpar.cost.memory import memory
+import numpy as np
+
 from lbpar.errors import EngineError
 from lbpar.program.steps import Program
 from lbpar.text import human_bytes
@@ -29,8 +31,13 @@ def node_memory() -> int:
 
 def check_room(program: Program, dtype: str) -> None:
     """Raise EngineError if one process alone would need more memory than its node has."""
+    room, item = node_memory(), np.dtype(dtype).itemsize
+    if 3 * sum(prod(b.layout.local_shape(0)) * item for b in program.buffers.values()) < room:
+        return  # however long each array lived, and were it packed and received, too
+    from lbpar.cost.memory import memory
+
     found = memory(program, dtype, "sgd")
-    needed, room = found.peak - found.reading - found.overhead, node_memory()
+    needed = found.peak - found.reading - found.overhead
     if needed > room:
         name, size = next(iter(found.largest.items()))
         raise EngineError(

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lbpar.calibrate.machine import AUTO
-from lbpar.config.run_file import RunConfig, dump, load_run_file
+from lbpar.config.run_file import AUTO, RunConfig, dump, load_run_file
 from lbpar.errors import ConfigError
 from lbpar.study.points import Point
 from lbpar.train.json_text import dumps, write_text

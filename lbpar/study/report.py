@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lbpar.calibrate.machine import AUTO, machine_of
-from lbpar.config.run_file import RunConfig
+from lbpar.calibrate.machine import machine_of
+from lbpar.config.run_file import AUTO, RunConfig
 from lbpar.errors import ConfigError, Unsupported
 from lbpar.plan.choose import Outcome, Settings
 from lbpar.plan.explain import layer_rows, step_numbers

@@ -22,7 +22,6 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import check_dataset
-from lbpar.data.prediction_file import check_free, prediction_file
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.data.volume_dataset import VolumeDataset
@@ -262,6 +261,8 @@ class Evaluator:
         DataError
             As for `predict`, or the file exists or cannot be written; on all ranks alike.
         """
+        from lbpar.data.prediction_file import check_free, prediction_file  # no rank trains with it
+
         path, first = as_path(path), self.transport.rank == 0
         check_alike(self.transport, {"predict: file": str(path), "predict: labels": labels})
         data = self._given(x, False)

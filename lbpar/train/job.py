@@ -9,10 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lbpar.calibrate.machine import AUTO, measured
-from lbpar.config.machine_file import save_machine_file
 from lbpar.config.model import PythonModel
-from lbpar.config.run_file import RunConfig, dump
+from lbpar.config.run_file import AUTO, RunConfig, dump
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import is_chosen, save_plan
@@ -163,9 +161,12 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
     config = trainer.config
     save_plan(trainer.plan, out / "plan.yaml", model=trainer.graph.name, batch=config.train.batch)
     write_text(out / "run.yaml", dump(config))
-    chosen = is_chosen(config.parallel, trainer.transport.size) and config.machine == AUTO
-    if chosen and (machine := measured(config.engine)):
-        save_machine_file(machine, out / "machine.yaml")
+    if is_chosen(config.parallel, trainer.transport.size) and config.machine == AUTO:
+        from lbpar.calibrate.machine import measured
+        from lbpar.config.machine_file import save_machine_file
+
+        if machine := measured(config.engine):
+            save_machine_file(machine, out / "machine.yaml")
     if isinstance(config.model, PythonModel) and config.model.file is not None:
         write_text(out / config.model.file.name, config.model.file.read_text(encoding="utf-8"))
     kinds = config.run.metrics

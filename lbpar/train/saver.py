@@ -11,7 +11,6 @@ from typing import Self
 import numpy as np
 
 from lbpar.checkpoint.saving import copy_bytes
-from lbpar.cost.memory import memory
 from lbpar.errors import ConfigError
 from lbpar.plan.resolve import optimizer_name
 from lbpar.runtime.room import node_memory
@@ -143,6 +142,8 @@ def check_copy(trainer: Trainer) -> None:
     config = trainer.config
     if config.run.checkpoint is None or not config.run.checkpoint.background:
         return
+    from lbpar.cost.memory import memory
+
     copy, own, room = copy_bytes(trainer.worker, trainer.optimizer), 0, node_memory()
     if all(isinstance(a, np.ndarray) for a in trainer.worker.state.values()):  # else the rest is in a device's memory
         program = trainer.worker.program(min(config.train.batch, len(trainer.dataset)))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from lbpar.calibrate.machine import AUTO, machine_of
-from lbpar.config.run_file import RunConfig
+from lbpar.config.run_file import AUTO, RunConfig
 from lbpar.config.training import TrainConfig
-from lbpar.cost.machine import find_machine
 from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import open_dataset
@@ -52,13 +50,20 @@ def build_plan(
     batch = config.train.batch if batch is None else batch
     if not is_chosen(config.parallel, procs):
         return resolve_plan(config.parallel, graph, batch, procs)
-    if transport is None or transport.size == 1:
-        return chosen_plan(config, graph, batch, procs, machine_of(config.machine, config.engine))
-    measured = machine_of(AUTO, config.engine, transport) if config.machine == AUTO else None
-    plan = None
+    alone, plan = transport is None or transport.size == 1, None
+    if config.machine == AUTO or alone:
+        from lbpar.calibrate.machine import machine_of  # imports what most ranks of a job never use
+
+        measured = machine_of(config.machine, config.engine, transport)
+    if transport is None or alone:
+        return chosen_plan(config, graph, batch, procs, measured)
     with together(transport):
         if transport.rank == 0:
-            plan = chosen_plan(config, graph, batch, procs, measured or find_machine(config.machine))
+            from lbpar.cost.machine import find_machine
+
+            plan = chosen_plan(
+                config, graph, batch, procs, measured if config.machine == AUTO else find_machine(config.machine)
+            )
     chosen: Plan = transport.bcast(plan)
     return chosen
 

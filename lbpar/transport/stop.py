@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 STOPPED = 75
 """Exit status of a run that was asked to end, saved, and is to be started again (EX_TEMPFAIL of sysexits.h)."""
@@ -19,40 +20,67 @@ STOPPED = 75
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-@contextmanager
-def stop_signals(numbers: Sequence[signal.Signals] = NUMBERS) -> Iterator[Callable[[], str | None]]:
-    """Note these signals in this block; yields a function that names the first one that came, or None.
+class Stop:
+    """The signals that have come; called, it names the first one, or None."""
 
-    A block that ends with SystemExit leaves them ignored, because a launcher ends the other ranks by SIGTERM when the first one ends with
-    a status, and theirs must be the same. In another thread than the main one nothing is noted, and signals act as before.
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        self._seen: list[int] = []
+        self._before: dict[signal.Signals, Any] = {number: signal.signal(number, _noted) for number in numbers}
+
+    def __call__(self) -> str | None:
+        return signal.Signals(self._seen[0]).name if self._seen else None
+
+    def leave(self, number: signal.Signals) -> None:
+        """Let a signal act as it did before; if it has come, it does so now."""
+        if number in self._before:
+            signal.signal(number, self._before.pop(number))
+            if number in self._seen:
+                os.kill(os.getpid(), number)
+
+    def ignore(self) -> None:
+        """Note nothing more, for good: a launcher ends the other ranks by SIGTERM when the first one ends with a status, and theirs must be
+        the same."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        self._before.clear()
+
+    def listen(self, hears: int) -> None:
+        """Take in signals from a pipe until it is closed."""
+        while heard := os.read(hears, 1):
+            if heard[0] in self._before and heard[0] in self._seen:
+                os._exit(128 + heard[0])
+            if heard[0] in self._before:
+                self._seen.append(heard[0])
+
+    def close(self) -> None:
+        """Let all signals act as before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stop_signals(numbers: Sequence[signal.Signals] = NUMBERS) -> Iterator[Stop]:
+    """Note these signals in this block; yields the `Stop` that they are noted in.
+
+    A block that ends with SystemExit leaves them ignored. In another thread than the main one nothing is noted, and signals act as before.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield Stop(())
         return
-    seen: list[int] = []
     hears, told = os.pipe()
     os.set_blocking(told, False)
-
-    def listen() -> None:
-        while heard := os.read(hears, 1):
-            if heard[0] in seen:
-                os._exit(128 + heard[0])
-            if heard[0] in numbers:
-                seen.append(heard[0])
-
-    thread = threading.Thread(target=listen, name="lbpar signals", daemon=True)
+    pipe_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # before handlers that do nothing else
+    stop = Stop(numbers)
+    thread = threading.Thread(target=stop.listen, args=(hears,), name="lbpar signals", daemon=True)
     thread.start()
-    before = {number: signal.signal(number, _noted) for number in numbers}
-    pipe_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     try:
-        yield lambda: signal.Signals(seen[0]).name if seen else None
+        yield stop
     except SystemExit:
-        before = dict.fromkeys(numbers, signal.SIG_IGN)
+        stop.ignore()
         raise
     finally:
         signal.set_wakeup_fd(pipe_before)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        stop.close()
         os.close(told)
         thread.join()
         os.close(hears)

@@ -37,6 +37,19 @@ def test_compiled_code_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert compiled() == first
 
 
+def test_parsed_declarations_are_kept_and_mean_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "typedef struct { int a; double b; } pair_t; double ldexp(double x, int e);"
+    first = build.types(text)
+    (path,) = folder.iterdir()
+    assert path.suffix == ".py"
+    monkeypatch.setattr(build, "_parsed", lambda _: pytest.fail("parsed again"))
+    second = build.types(text)
+    for ffi in (first, second):
+        assert ffi.sizeof("pair_t") == 16 and ffi.dlopen(None).ldexp(1.5, 2) == 6.0
+    with pytest.raises(pytest.fail.Exception):
+        build.types(text + " ")
+
+
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "link", "others may write"])
 def test_a_damaged_library_is_compiled_again_with_a_word(
     damage: str, folder: Path, caplog: pytest.LogCaptureFixture
@@ -60,7 +73,7 @@ def test_a_damaged_library_is_compiled_again_with_a_word(
     with caplog.at_level(logging.WARNING):
         again = compiled()
     assert "damaged or not this user's alone" in caplog.text
-    assert again.name == cache._named(again.name.rpartition("-")[0], again.read_bytes())
+    assert again.name == cache._named(again.name.rpartition("-")[0], again.read_bytes(), ".so")
     assert not again.is_symlink()
     assert list(folder.iterdir()) == [again]
 

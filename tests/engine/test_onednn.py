@@ -63,6 +63,7 @@ def test_missing_library_names_the_wheel(monkeypatch):
 def test_nothing_found_names_the_wheel_and_the_other_engine(monkeypatch):
     monkeypatch.delenv(library.ENVIRONMENT, raising=False)
     monkeypatch.setattr(library, "_candidates", lambda: iter(["/nowhere/libdnnl.so.3"]))
+    monkeypatch.setattr(library, "_installed", lambda: iter([]))
     library._load.cache_clear()
     try:
         with pytest.raises(EngineError, match=r"pip install onednn-cpu-gomp.*numpy engine"):
@@ -83,6 +84,21 @@ def test_explicit_library_may_be_a_directory(monkeypatch):
         pytest.skip("the system's library has no path of its own")
     monkeypatch.setenv(library.ENVIRONMENT, path.rpartition("/")[0])
     assert OneDnnEngine().library.startswith("oneDNN 3.")
+
+
+def test_records_of_packages_are_read_only_where_no_usual_place_has_one(monkeypatch):
+    found = []
+    monkeypatch.delenv(library.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(library, "_candidates", lambda: iter(found))
+    monkeypatch.setattr(library, "_installed", lambda: iter(["elsewhere"]))
+    monkeypatch.setattr(library, "_open", lambda path: type("Fake", (), {"version": (3, 0, 0), "path": path}))
+    try:
+        for place in ("elsewhere", "usual"):
+            library._load.cache_clear()
+            assert library.load().path == place
+            found.append("usual")
+    finally:
+        library._load.cache_clear()
 
 
 def test_newest_library_wins(monkeypatch):

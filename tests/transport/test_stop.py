@@ -71,3 +71,28 @@ def test_the_same_signal_again_ends_a_process_that_is_stuck(number: signal.Signa
         while process.poll() is None:
             process.send_signal(number)  # two that come at the same time are one
         assert process.returncode == 128 + number
+
+
+EARLY = """
+import os, signal, sys
+from lbpar.transport.stop import stop_signals
+with stop_signals() as stop:
+    os.kill(os.getpid(), signal.SIG%s)
+    import lbpar.train.command as command
+    command.start_logging = lambda *_: sys.exit(command.main.__name__ if stop() is None else 3)
+    command.main(["--config", "gone.yaml"], stop=stop)
+"""
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_before_the_program_is_read_is_noted_too(number: signal.Signals) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", EARLY % number.name[3:]], env=env, check=False)
+    assert done.returncode == 3
+
+
+def test_what_has_come_acts_when_the_signal_is_left() -> None:
+    code = "import os, signal\nfrom lbpar.transport.stop import stop_signals\nwith stop_signals() as stop:\n"
+    code += "    os.kill(os.getpid(), 15)\n    while stop() is None: pass\n    stop.leave(signal.SIGTERM)\n    signal.pause()"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -signal.SIGTERM

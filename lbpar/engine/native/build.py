@@ -7,12 +7,14 @@ import logging
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from lbpar.engine.native.cache import find, keep, private, temporary
 from lbpar.errors import EngineError
@@ -45,17 +47,50 @@ def _library(cache: str, compiler: str) -> Path | None:
     settings = repr((_FLAGS, _TRIES, compiler)) + _processor()
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + settings.encode())
     name = f"passes-{digest.hexdigest()[:16]}"
+    return _kept(cache, lambda folder: find(folder, name) or _compile(compiler, sources, folder, name))
+
+
+def _kept(cache: str, get: Callable[[Path], Path | None]) -> Path | None:
+    """What ``get`` finds or makes in the first folder that can be used; None, and a line in the log, where none can."""
     folders = [Path(cache)] if cache else [_user_cache(), Path(tempfile.gettempdir()) / f"lbpar-{os.getuid()}"]
     for folder in folders:
         try:
-            real = private(folder)
-            if found := find(real, name) or _compile(compiler, sources, real, name):
+            if found := get(private(folder)):
                 return found
         except EngineError as error:
             log.warning("native passes: no code is loaded from %s", error)
         except OSError as error:
             log.info("native passes: %s cannot be used (%s)", folder, error)
     return None
+
+
+def types(text: str) -> Any:
+    """cffi's types and functions of some C declarations. Parsing them takes a tenth of a second, so the result is kept for other processes."""
+    import _cffi_backend
+
+    name = f"types-{hashlib.sha256(f'{_cffi_backend.__version__} {text}'.encode()).hexdigest()[:16]}"
+    found = _kept(os.environ.get(CACHE, ""), lambda folder: find(folder, name, ".py") or _parse(text, folder, name))
+    if found is None:
+        return _parsed(text)
+    # Its content is what its name says, and the folder is this user's alone.
+    return runpy.run_path(str(found))["ffi"]
+
+
+def _parse(text: str, folder: Path, name: str) -> Path:
+    ffi = _parsed(text)
+    with temporary(folder) as part:
+        made = Path(part) / "types.py"
+        ffi.set_source(name, None)
+        ffi.emit_python_code(str(made))
+        return keep(folder, name, made)
+
+
+def _parsed(text: str) -> Any:
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    return ffi
 
 
 def declarations() -> str:

@@ -38,15 +38,15 @@ def private(folder: Path) -> Path:
     return real
 
 
-def find(folder: Path, name: str) -> Path | None:
+def find(folder: Path, name: str, suffix: str = ".so") -> Path | None:
     """A whole file that `keep` put into a `private` folder; damaged ones are removed, and the log says so."""
-    for path in sorted(folder.glob(f"{name}-*.so")):
+    for path in sorted(folder.glob(f"{name}-*{suffix}")):
         with suppress(FileNotFoundError):  # another rank may be removing the same
             facts = path.lstat()
             ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-            if ours and path.name == _named(name, path.read_bytes()):
+            if ours and path.name == _named(name, path.read_bytes(), suffix):
                 return path
-            log.warning("%s is damaged or not this user's alone: removed, and compiled again", path)
+            log.warning("%s is damaged or not this user's alone: removed, and made again", path)
             path.unlink()
     return None
 
@@ -55,7 +55,7 @@ def keep(folder: Path, name: str, file: Path) -> Path:
     """Move a file of the same file system into the folder, where it appears whole; its new path."""
     file.chmod(0o700)
     with file.open("rb") as made:
-        path = folder / _named(name, made.read())
+        path = folder / _named(name, made.read(), file.suffix)
         os.fsync(made.fileno())  # or a crash of the machine may leave the name without the content
     file.replace(path)
     return path
@@ -66,5 +66,5 @@ def temporary(folder: Path) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=".part-", dir=folder)
 
 
-def _named(name: str, content: bytes) -> str:
-    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+def _named(name: str, content: bytes, suffix: str) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}{suffix}"

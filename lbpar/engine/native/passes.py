@@ -33,10 +33,7 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 @lru_cache
 def _open(path: Path) -> tuple[Any, Any]:
     """The types and functions of a compiled library, which stays loaded: threads of OpenMP outlive engines."""
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(build.declarations())
+    ffi = build.types(build.declarations())
     return ffi, ffi.dlopen(str(path))
 
 

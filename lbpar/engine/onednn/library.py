@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
+import site
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lbpar.engine.native.build import types
 from lbpar.engine.onednn import cdef
 from lbpar.errors import EngineError
 
@@ -59,11 +60,13 @@ class Library:
 @lru_cache
 def _open(path: str) -> Library:
     """Load ``path``, for good, since its threads outlive engines; raise OSError with the reason if it cannot serve."""
-    import cffi
+    import _cffi_backend
 
-    ffi = cffi.FFI()
-    ffi.cdef(cdef.CDEF)
-    library = Library(path, ffi, ffi.dlopen(path))
+    ffi = types(cdef.CDEF)
+    try:
+        library = Library(path, ffi, ffi.dlopen(path))
+    except _cffi_backend.FFI.error as error:
+        raise OSError(str(error)) from None
     if library.version[0] != 3:
         raise OSError(f"{path}: version {library.version[0]}, expected 3")
     if library.runtime not in (cdef.RUNTIME_SEQ, cdef.RUNTIME_OMP):
@@ -74,18 +77,22 @@ def _open(path: str) -> Library:
 def _candidates() -> Iterator[str]:
     """Where a library may lie. A bare name must come first: once any libdnnl is loaded, the loader answers it with that."""
     yield SONAME
+    for prefix in (sys.prefix, site.getuserbase(), os.environ.get("CONDA_PREFIX", "")):
+        path = Path(prefix, "lib", SONAME)
+        if prefix and path.exists():
+            yield str(path.resolve())
+
+
+def _installed() -> Iterator[str]:
+    """Where wheels may have put one besides: asking for that reads the records of all packages, too much for every rank of a job."""
+    import importlib.metadata
+
     for wheel in _WHEELS:
         try:
             files = importlib.metadata.files(wheel) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        for file in files:
-            if file.name == SONAME:
-                yield str(Path(str(file.locate())).resolve())
-    for prefix in (sys.prefix, os.environ.get("CONDA_PREFIX", "")):
-        path = Path(prefix, "lib", SONAME)
-        if prefix and path.exists():
-            yield str(path.resolve())
+        yield from (str(Path(str(file.locate())).resolve()) for file in files if file.name == SONAME)
 
 
 @lru_cache(maxsize=8)
@@ -98,11 +105,12 @@ def _load(explicit: str) -> Library:
             raise EngineError(f"oneDNN: {ENVIRONMENT}={explicit} cannot be used ({error}); {_REMEDY}") from error
     found: list[Library] = []
     reasons: list[str] = []
-    for path in dict.fromkeys(_candidates()):
-        try:
-            found.append(_open(path))
-        except (OSError, ImportError, AttributeError) as error:  # a broken one must not hide the next candidate
-            reasons.append(str(error))
+    for places in (_candidates, _installed):
+        for path in dict.fromkeys(() if found else places()):
+            try:
+                found.append(_open(path))
+            except (OSError, ImportError, AttributeError) as error:  # a broken one must not hide the next candidate
+                reasons.append(str(error))
     if not found:
         raise EngineError(f"oneDNN: no usable {SONAME} ({'; '.join(reasons)}); {_REMEDY}, or use the numpy engine")
     return max(found, key=lambda library: library.version)
@@ -309,10 +317,9 @@ class Primitive(Description):
 
 def address_of(ffi: Any) -> Any:
     """``ffi.from_buffer`` for arrays of bytes, without its Python wrapper (a tenth of a microsecond in every operand)."""
-    backend, kind = getattr(ffi, "_backend", None), getattr(ffi, "BCharA", None)
-    if backend is None or kind is None:
-        return ffi.from_buffer
-    return partial(backend.from_buffer, kind)
+    import _cffi_backend
+
+    return partial(_cffi_backend.from_buffer, ffi.typeof("char[]"))
 
 
 def dense(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

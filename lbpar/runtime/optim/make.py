@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from lbpar.config import optimizers
-from lbpar.cost.price import SLOTS
 from lbpar.engine.base import Engine
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.groups import undecayed
@@ -20,6 +19,8 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, A
 def register_optimizer(cls: O) -> O:
     """Make an update rule known to run files, checkpoints and the planner; a decorator. See docs/howto/add-an-op.md."""
     optimizers.OPTIMIZERS.add(cls.options)
+    from lbpar.cost.price import SLOTS  # not in every rank
+
     OPTIMIZERS[cls.name] = cls
     SLOTS[cls.name] = len(cls.options.slots)
     return cls
