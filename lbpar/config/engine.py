@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lbpar.config.section import Custom, Flag, Section, is_int
+from lbpar.config.section import Bytes, Custom, Flag, Section, is_int
 
 
 def _threads(value: Any) -> int | Literal["auto"]:
@@ -15,8 +15,18 @@ def _threads(value: Any) -> int | Literal["auto"]:
     raise ValueError(f"expected auto or a whole number from 1 to {MOST_THREADS}")
 
 
+def _maybe(value: Any) -> bool | Literal["auto"]:
+    if value == "auto" or isinstance(value, bool):
+        return value  # type: ignore[return-value]
+    raise ValueError("expected auto, true or false")
+
+
 MOST_THREADS = 1024
 Threads = Annotated[int | Literal["auto"], Custom(_threads, f"`auto` or whole number from 1 to {MOST_THREADS}")]
+Maybe = Annotated[bool | Literal["auto"], Custom(_maybe, "`auto`, true or false")]
+
+WORKSPACE = 256 << 20
+"""Bytes that a product may take on a GPU beside its operands, where nothing else is said."""
 
 
 class EngineConfig(Section):
@@ -33,6 +43,20 @@ class EngineConfig(Section):
     tf32: Flag = Field(
         default=False,
         description="Let tensor cores multiply float32 in TF32, whose products have 11 bits; sums stay float32. For cupy.",
+    )
+    cudnn: Maybe = Field(
+        default="auto",
+        description="Convolve by cuDNN where it is the better choice; false leaves all to lbpar's own kernels, auto takes cuDNN where it "
+        "can be loaded. For cupy.",
+    )
+    autotune: Flag = Field(
+        default=False,
+        description="Time cuDNN's plans, and lbpar's own kernels, when a convolution is first computed, and take the fastest; results may "
+        "then differ between runs in their last digits. Else cuDNN's heuristics choose. For cupy.",
+    )
+    workspace: Bytes = Field(
+        default=WORKSPACE,
+        description="Most memory that a convolution or product may take beside its operands. For cupy.",
     )
     transport: Literal["auto", "nccl", "host"] = Field(
         default="auto",

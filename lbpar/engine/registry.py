@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy.typing as npt
 
@@ -17,10 +18,12 @@ log = logging.getLogger(__name__)
 
 BFLOAT16 = "bfloat16"
 NAMES = ("auto", "numpy", "onednn", "cupy")
+OF_GPU = ("tf32", "cudnn", "autotune", "workspace")
+_NEEDS = {"tf32": "tensor cores", "cudnn": "a GPU", "autotune": "a GPU"}
 
 
 def get_engine(
-    name: str = "auto", dtype: npt.DTypeLike = "float32", threads: int | None = None, tf32: bool = False
+    name: str = "auto", dtype: npt.DTypeLike = "float32", threads: int | None = None, **of_gpu: Any
 ) -> Engine:
     """Make an engine.
 
@@ -31,7 +34,7 @@ def get_engine(
     dtype : element type of activations and weights
         "bfloat16" means weights and sums in float32, and products of bfloat16; activations are float32 arrays with onednn, and bfloat16 with cupy.
     threads : threads for kernels; None leaves the library's default
-    tf32 : let cupy multiply float32 in TF32
+    **of_gpu : tf32, cudnn, autotune, workspace, of `lbpar.config.engine.EngineConfig`
 
     Raises
     ------
@@ -41,9 +44,12 @@ def get_engine(
         The named engine's library is missing or unusable, or cannot compute in bfloat16 on this processor.
     """
     if name == "cupy":
-        return _cupy(dtype, threads, tf32)
-    if tf32:
-        raise ConfigError(f"engine.tf32: true needs tensor cores, but engine.name is {name}; choose engine.name: cupy.")
+        return _cupy(dtype, threads, of_gpu)
+    for option, needs in _NEEDS.items():
+        if of_gpu.get(option) is True:
+            raise ConfigError(
+                f"engine.{option}: true needs {needs}, but engine.name is {name}; choose engine.name: cupy."
+            )
     if name == "numpy":
         return _numpy(dtype, threads)
     if name == "onednn":
@@ -62,7 +68,8 @@ def get_engine(
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
     """The engine of a run file."""
     threads = share() if config.threads == "auto" else int(config.threads)
-    return get_engine(config.name, dtype or config.dtype, threads, config.tf32)
+    of_gpu = {name: getattr(config, name) for name in OF_GPU}
+    return get_engine(config.name, dtype or config.dtype, threads, **of_gpu)
 
 
 def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
@@ -86,9 +93,9 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
     return OneDnnEngine(dtype, threads)
 
 
-def _cupy(dtype: npt.DTypeLike, threads: int | None, tf32: bool) -> Engine:
+def _cupy(dtype: npt.DTypeLike, threads: int | None, of_gpu: dict[str, Any]) -> Engine:
     from lbpar.engine.cupy.engine import CupyEngine  # which loads CuPy, for a device
 
     if dtype == BFLOAT16:
-        return CupyEngine("float32", threads, tf32, BFLOAT16)
-    return CupyEngine(dtype, threads, tf32)
+        return CupyEngine("float32", threads, compute=BFLOAT16, **of_gpu)
+    return CupyEngine(dtype, threads, **of_gpu)

@@ -53,7 +53,7 @@ def report(quick: bool = False, size: int = 4096, images: int = 64) -> dict[str,
 
 
 def _engine(dtype: str, tf32: bool) -> Engine:
-    return get_engine("cupy", dtype, None, tf32)
+    return get_engine("cupy", dtype, tf32=tf32)
 
 
 def _versions() -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.train.test_saving import first_part, rest
 
 from tests.cuda.emulator import compiler_found
-from tests.util import fake_cupy
+from tests.util import fake_cudnn, fake_cupy
 from tests.util.training import PLANS, Ran, assert_same, run_file, train
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
@@ -27,6 +27,17 @@ def test_a_run_with_checkpoint_and_resume(
     one = train(run_file([*changes, engines[0], *PLANS["mixed 4"][1]]), 4, first_part(tmp_path, 1))
     two = train(run_file([*changes, engines[1], *PLANS["data 2"][1]]), 2, rest(tmp_path))
     assert_same(Ran(one.records + two.records, two.tensors), whole)
+
+
+def test_training_with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_cudnn, "executed", [])
+    fake_cupy.install(monkeypatch, cudnn=fake_cudnn).scheduler.seed(2)
+    fake_cupy.few_kernels(monkeypatch, 4)
+    changes = ["engine.dtype=float32", "train.epochs=2", "data.samples=14"]
+    whole = train(run_file(changes))
+    split = train(run_file([*changes, CUPY, "engine.cudnn=true", *PLANS["mixed 4"][1]]), 4)
+    assert [r["loss"] for r in split.records] == pytest.approx([r["loss"] for r in whole.records], rel=1e-4)
+    assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
 
 
 def test_training_in_bfloat16_learns_as_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lbpar.verify.oracle import oracle
 from lbpar.verify.plans import random_plan
 from lbpar.verify.run import TOLERANCES
 from tests.cuda.emulator import compiler_found
-from tests.util import fake_cupy
+from tests.util import fake_cudnn, fake_cupy
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 
@@ -34,6 +34,20 @@ def test_random_plans(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) ->
     for procs in (1, 2, 3, 4, 5, 6) if dtype == "float64" else (6,):
         machine.scheduler.seed(procs)
         assert verify_virtual(ours, random_plan(graph, 5, procs, random)).worst <= tolerance
+
+
+@pytest.mark.parametrize("name", ["planes", "volumes", "small blocks", "voxels"])
+def test_random_plans_with_cudnn(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(fake_cudnn, "executed", [])
+    machine, graph = fake_cupy.install(monkeypatch, cudnn=fake_cudnn), networks()[name]
+    fake_cupy.few_kernels(monkeypatch, 4)
+    update = Update(graph, 5, 1, lambda engine: SGD(0.1, momentum=0.9, weight_decay=1e-3), 0.1)
+    engine = get_engine("cupy", "float32", cudnn=True)
+    ours, exact = (Reference(update, e, measure("float32")) for e in (engine, oracle("float32")))
+    assert max(exact.beside(ours).values()) <= TOLERANCES["float32"]
+    machine.scheduler.seed(6)
+    assert verify_virtual(ours, random_plan(graph, 5, 6, Random(name))).worst <= TOLERANCES["float32"]
+    assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
 
 
 @pytest.mark.parametrize("name", networks())

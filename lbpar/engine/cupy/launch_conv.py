@@ -103,6 +103,11 @@ class Geometry:
             and all(d == LocalWindow(1, 1, d.dilation, 0) for d in self.win)
         )
 
+    @property
+    def deep(self) -> bool:
+        """Whether all three dimensions are convolved."""
+        return self.inner[0] != 1 or self.outer[0] != 1 or self.win[0].kernel != 1 or self.win[0].pad != 0
+
     def index(self, card: Card) -> str:
         """Type of offsets: 32 bits if all of them fit, those of taps outside of arrays included."""
         x = y = self.samples
@@ -150,7 +155,7 @@ def conv_forward(
     if positions * g.groups * g.filters == 0:
         return Job()
     b = "b" if bias else ""
-    if _thin(g):
+    if thin(g):
         return _grouped(math_, card, g, False, ("y", "x", "w", b), box=(origin, extents), relu=relu, add=add)
     if g.pointwise and box is None:
         left, right = Operand("x", True, g.channels), Operand("w", True, g.channels)
@@ -181,7 +186,7 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False, 
         raise EngineError(
             f"engine.name: cupy: strides {[d.stride for d in g.win]} make {phases} phases, at most {MOST_BLOCKS} are possible."
         )
-    if _thin(g):
+    if thin(g):
         return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), box=(origin, extents), add=add)
     positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(extents, g.win, strict=True))
     taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
@@ -202,7 +207,7 @@ def conv_backward_weights(math_: Math, card: Card, g: Geometry, add: bool = Fals
     """``dw`` of a convolution."""
     if g.w_size == 0:
         return Job()
-    if _thin(g):
+    if thin(g):
         return _grouped_weights(math_, card, g, add)
     positions = g.samples * math.prod(g.outer)
     if g.pointwise:
@@ -231,7 +236,7 @@ def conv_rims(
 ) -> Job:
     """`conv_forward` of several boxes that do not overlap, in one launch but where groups have few channels."""
     assert len(boxes) <= MOST_RIMS
-    if _thin(g):
+    if thin(g):
         return Job(tuple(x for box in boxes for x in conv_forward(math_, card, g, bias, relu, add, box).launches))
     parts = [(origin, extents) for origin, extents in (_box(g.outer, box) for box in boxes) if math.prod(extents)]
     most = max((g.samples * math.prod(extents) for _, extents in parts), default=0)
@@ -258,8 +263,8 @@ def conv_rims(
 # -- few channels per group ------------------------------------------------------------------------------------------------------
 
 
-def _thin(g: Geometry) -> bool:
-    """Whether tiles would lie idle: their columns are the channels or filters of one group."""
+def thin(g: Geometry) -> bool:
+    """Whether tiles would lie idle, whose columns are the channels or filters of one group: these convolutions have kernels of their own."""
     return g.groups > 1 and (max(g.channels, g.filters) <= 4 or g.groups > MOST_BLOCKS)
 
 

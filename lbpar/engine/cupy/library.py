@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from typing import Any
 
 from lbpar.errors import EngineError
 from lbpar.threads import local_rank
+
+log = logging.getLogger(__name__)
 
 OLDEST = 14
 """First CuPy that has arrays of bfloat16 and runs CUDA 12 and 13."""
@@ -42,6 +45,36 @@ def load() -> Any:
         raise EngineError(_silent("no device"))
     cupy.cuda.Device(local_rank() % found).use()
     return cupy
+
+
+def load_cudnn(wanted: bool | str) -> Any:
+    """The module `cudnn` of nvidia-cudnn-frontend, with cuDNN behind it; None if it is not ``wanted`` or, for "auto", not there.
+
+    Raises
+    ------
+    EngineError
+        It is wanted, and missing.
+    """
+    if wanted is False:
+        return None
+    try:
+        import cudnn
+
+        cudnn.backend_version()
+    except (ImportError, RuntimeError, AttributeError) as error:
+        without_cudnn(wanted, error)
+        return None
+    return cudnn
+
+
+def without_cudnn(wanted: bool | str, error: Exception) -> None:
+    """Say that cuDNN cannot be used; raise if it must be."""
+    if wanted is True:
+        raise EngineError(
+            f"engine.cudnn: true needs cuDNN and the package nvidia-cudnn-frontend, which cannot be used ({error}): {_INSTALL}, "
+            "or choose engine: {cudnn: false}, which leaves convolutions to lbpar's own kernels."
+        ) from error
+    log.info("engine: lbpar's own kernels convolve, because cuDNN cannot be used (%s)", error)
 
 
 def _silent(error: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lbpar.engine.base import Window
 from lbpar.engine.cupy import launch_conv, launch_gemm
+from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.kernels import address
 from lbpar.engine.cupy.launch_conv import Geometry
 from lbpar.engine.cupy.pointwise import Pointwise
@@ -31,9 +32,12 @@ class Products(Pointwise):
     ----------
     tf32 : bool
         Multiply float32 in TF32, whose products have 11 bits; sums are float32.
+    graphs : Graphs or None
+        cuDNN's convolutions, where they are used.
     """
 
     tf32 = False
+    graphs: Graphs | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,28 +89,25 @@ class Products(Pointwise):
     def _conv_forward(
         self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out: tuple[int, ...], relu: bool
     ) -> Array:
-        y = self.empty((x.shape[0], *out, w.shape[0]), x.dtype)
-
-        def make(arithmetic: Math, card: Card) -> Job:
-            g = Geometry.of(x.shape[0], x.shape[1:-1], out, win, groups, x.shape[-1], w.shape[0])
-            return launch_conv.conv_forward(arithmetic, card, g, b is not None, relu)
-
-        key = ("conv", x.shape, w.shape, win, groups, out, b is None, relu)
-        self._multiply(
-            key, make, y=y, x=self._dense(x), w=self._as(w, x.dtype), b=None if b is None else self._as(b, x.dtype)
-        )
+        y, kind, biased = self.empty((x.shape[0], *out, w.shape[0]), x.dtype), x.dtype.name, b is not None
+        g = Geometry.of(x.shape[0], x.shape[1:-1], out, win, groups, x.shape[-1], w.shape[0])
+        arrays: dict[str, Array | None] = {"y": y, "x": self._dense(x), "w": self._as(w, x.dtype)}
+        if self.graphs is not None and self.graphs.apart(g, kind, biased, relu):
+            self._convolve("forward", g, kind, arrays)
+            y = y if b is None else self.bias_add(y, b)
+            return self.relu_forward(y) if relu else y
+        arrays["b"] = None if b is None else self._as(b, x.dtype)
+        self._convolve("forward", g, kind, arrays, biased, relu)
         return y
+
+    def bias_add(self, y: Array, b: Array) -> Array:
+        raise NotImplementedError
 
     def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
         inner, channels = tuple(in_spatial), w.shape[-1] * groups
         dx = self.empty((dy.shape[0], *inner, channels), dy.dtype)
-
-        def make(arithmetic: Math, card: Card) -> Job:
-            g = Geometry.of(dy.shape[0], inner, dy.shape[1:-1], win, groups, channels, w.shape[0])
-            return launch_conv.conv_backward_data(arithmetic, card, g)
-
-        key = ("data", dy.shape, w.shape, win, groups, inner)
-        self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
+        g = Geometry.of(dy.shape[0], inner, dy.shape[1:-1], win, groups, channels, w.shape[0])
+        self._convolve("data", g, dy.dtype.name, {"dx": dx, "dy": self._dense(dy), "w": self._as(w, dy.dtype)})
         return dx
 
     def conv_forward_parts(
@@ -149,15 +150,31 @@ class Products(Pointwise):
         self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
-        shape = (dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups)
-        dw = self._place(shape, x, out)
+        dw = self._place((dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups), x, out)
+        g = Geometry.of(x.shape[0], x.shape[1:-1], dy.shape[1:-1], win, groups, x.shape[-1], dy.shape[-1])
+        self._convolve("weights", g, x.dtype.name, {"dw": dw, "dy": self._dense(dy), "x": self._dense(x)})
+        return self._placed(dw, out)
+
+    def _convolve(
+        self, what: str, g: Geometry, kind: str, arrays: dict[str, Array | None], bias: bool = False, relu: bool = False
+    ) -> None:
+        """Compute a pass of a convolution ("forward", "data", "weights") by cuDNN, or by our kernels."""
 
         def make(arithmetic: Math, card: Card) -> Job:
-            g = Geometry.of(x.shape[0], x.shape[1:-1], dy.shape[1:-1], win, groups, x.shape[-1], dy.shape[-1])
+            if what == "forward":
+                return launch_conv.conv_forward(arithmetic, card, g, bias, relu)
+            if what == "data":
+                return launch_conv.conv_backward_data(arithmetic, card, g)
             return launch_conv.conv_backward_weights(arithmetic, card, g)
 
-        self._multiply(("weights", x.shape, dy.shape, win, groups), make, dw=dw, dy=self._dense(dy), x=self._dense(x))
-        return self._placed(dw, out)
+        def ours() -> None:
+            self._multiply((what, g, bias, relu), make, **arrays)
+
+        plan = None if self.graphs is None else self.graphs.plan(what, g, kind, bias, relu)
+        if self.graphs is None or plan is None:
+            ours()
+        else:
+            self.graphs.run(plan, arrays, ours)
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
         sizes = (x.shape[0], x.shape[1], w.shape[0])
