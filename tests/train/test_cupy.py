@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.train.test_saving import first_part, rest
 
+from tests.checkpoint.test_saving import first_part, rest
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cudnn, fake_cupy
 from tests.util.training import PLANS, Ran, assert_same, run_file, train
