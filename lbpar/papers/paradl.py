@@ -70,12 +70,6 @@ def filter_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
     return Price(s.steps * _exchange(layers, s, s.batch, p), memory, min(x.out_shape[2] for x in layers))
 
 
-def channel_parallel(layers: Sequence[LayerRecord], s: Setting, p: int) -> Price:
-    """Input channels over ``p`` processes: y summed forward, dx gathered backward; costs what filters cost."""
-    same = filter_parallel(layers, s, p)
-    return Price(same.seconds, same.memory, min(x.in_shape[2] for x in layers))
-
-
 def data_filter_parallel(layers: Sequence[LayerRecord], s: Setting, p1: int, p2: int) -> Price:
     """``p1`` sample groups of ``p2`` processes that split the filters; weight gradients are summed across the groups."""
     _check(p1, p2)

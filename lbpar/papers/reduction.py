@@ -6,33 +6,10 @@ the optimum. What is left, K nodes, is enumerated. AlexNet, VGG, Inception-v3 an
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import TypeVar
 
-from numpy.typing import ArrayLike
-
-from lbpar.solver.exact import solve
-from lbpar.solver.factors import Problem
-from lbpar.solver.search import EdgeTable, compile_problem
-
 Name = TypeVar("Name", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What folding a graph gave.
-
-    ``k`` nodes (``remaining``) are left after ``eliminated`` (in order) went; ``combinations`` of their configurations
-    were enumerated; ``choice`` and ``total`` are optimal for the whole graph.
-    """
-
-    k: int
-    remaining: tuple
-    eliminated: tuple
-    combinations: int
-    choice: dict
-    total: float
 
 
 def fold(nodes: list[Name], edges: list[tuple[Name, Name]]) -> tuple[list[Name], list[Name]]:
@@ -61,29 +38,3 @@ def fold(nodes: list[Name], edges: list[tuple[Name, Name]]) -> tuple[list[Name],
             again += [before, after]
         ready = again
     return [n for n in nodes if n in out], gone
-
-
-def eliminate_to_k(
-    node_costs: Mapping[Name, ArrayLike], edges: Mapping[tuple[Name, Name], ArrayLike | EdgeTable]
-) -> Reduction:
-    """Fold the graph, then enumerate the configurations of the K nodes left.
-
-    Parameters
-    ----------
-    node_costs, edges : as for :func:`lbpar.solver.search.minimise`; an edge (u, v) runs from producer u to consumer v.
-
-    Raises
-    ------
-    PlanError
-        As :func:`lbpar.solver.search.minimise`.
-    """
-    names, problem, workshop = compile_problem(node_costs, edges)
-    remaining, gone = fold(names, list(edges))
-    number = {n: i for i, n in enumerate(names)}
-    # Minimising out the rest, one node after the other, is the enumeration of all their combinations, done in sums.
-    outcome = solve(Problem(problem.unary, problem.factors), [number[n] for n in [*gone, *remaining]], workshop)
-    combinations = 1
-    for n in remaining:
-        combinations *= problem.unary[number[n]].size
-    choice = dict(zip(names, outcome.choice, strict=True))
-    return Reduction(len(remaining), tuple(remaining), tuple(gone), combinations, choice, outcome.total)

@@ -6,45 +6,38 @@ go to JSON as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lbpar.errors import ConfigError
 from lbpar.papers import gholami, optcnn, pase
-from lbpar.papers.collectives import Link
 from lbpar.papers.optcnn_models import optcnn_graph
 from lbpar.papers.pase_models import pase_graph
 from lbpar.papers.records import LayerRecord
 from lbpar.solver.search import Solution
 
 
-def pase_search(
-    model: str, batch: int, procs: int, machine: pase.Machine | None = None
-) -> tuple[pase.Tables, Solution]:
+def pase_search(model: str, batch: int, procs: int) -> tuple[pase.Tables, Solution]:
     """Tables of one of the prototype's networks and their optimum."""
-    tables = pase.build_tables(pase_graph(model, batch), procs, machine)
+    tables = pase.build_tables(pase_graph(model, batch), procs)
     return tables, tables.minimum()
 
 
-def optcnn_search(
-    model: str, procs: int, batch_per_device: int = 32, machine: optcnn.Machine | None = None
-) -> tuple[optcnn.Graph, optcnn.Tables, Solution]:
-    """A network of OptCNN's study under weak scaling: its graph, tables and optimum."""
+def optcnn_search(model: str, procs: int) -> tuple[optcnn.Graph, optcnn.Tables, Solution]:
+    """A network of OptCNN's study, 32 samples per device: its graph, tables and optimum."""
     graph = optcnn_graph(model)
-    tables = optcnn.build_tables(graph, batch_per_device * procs, procs, machine)
+    tables = optcnn.build_tables(graph, 32 * procs, procs)
     return graph, tables, tables.seconds.minimum()
 
 
-def price_pase(model_name: str, batch: int, procs: int, machine: pase.Machine | None = None) -> dict[str, Any]:
+def price_pase(model_name: str, batch: int, procs: int) -> dict[str, Any]:
     """Optimal strategy of a network of PaSE's prototype on its cost model.
 
     Parameters
     ----------
     model_name : ``pase-alexnet``, ``pase-inception-v3`` or ``pase-resnet101``.
     batch, procs : global mini-batch and number of processes, any positive numbers.
-    machine : the prototype's unless given.
 
     Returns
     -------
@@ -58,10 +51,10 @@ def price_pase(model_name: str, batch: int, procs: int, machine: pase.Machine | 
     ConfigError
         Unknown model, or a number that is not positive.
     """
-    machine = machine or pase.Machine()
+    machine = pase.Machine()
     rate = machine.tflops * 1e12
     graph = pase_graph(model_name, batch)
-    tables, found = pase_search(model_name, batch, procs, machine)
+    tables, found = pase_search(model_name, batch, procs)
     layers = []
     for name, vertex in graph.layers.items():
         rows, chosen = tables.configurations[name], found.choice[name]
@@ -93,27 +86,15 @@ def _most_batch(rows: pase.Ints) -> int:
 
 
 def price_gholami(
-    layers: Sequence[LayerRecord],
-    batch: int,
-    grid: tuple[int, int] | None = None,
-    procs: int | None = None,
-    link: Link = gholami.CORI,
-    *,
-    scope: Literal["all", "fc"] = "all",
-    domain: Collection[str] = (),
-    images: int = gholami.IMAGES,
+    layers: Sequence[LayerRecord], batch: int, grid: tuple[int, int] | None = None, procs: int | None = None
 ) -> dict[str, Any]:
-    """Communication seconds of a network on a Pr x Pc grid by equations (8) and (9) of Gholami et al.
+    """Communication seconds of a network on a Pr x Pc grid by equation (8) of Gholami et al., on Cori KNL.
 
     Parameters
     ----------
     layers : records of the layers with weights.
     batch : global mini-batch, samples.
     grid : (Pr, Pc); None: the best grid of ``procs`` processes. One of the two must be given.
-    link : seconds per message and per word (4 bytes), with the form of the latency.
-    scope : "all" puts every layer on the grid; "fc" only the fully connected ones, convolutions being pure batch.
-    domain : names of layers whose Pr processes split space instead of weights (equation (9)).
-    images : samples of an epoch.
 
     Returns
     -------
@@ -124,7 +105,7 @@ def price_gholami(
     Raises
     ------
     ConfigError
-        Neither grid nor procs, a number that is not positive, an unknown layer in ``domain``.
+        Neither grid nor procs, a number that is not positive.
     """
     if not layers:
         raise ConfigError("gholami: the network has no layer with weights; nothing to price")
@@ -133,36 +114,28 @@ def price_gholami(
     if grid is not None and min(grid) < 1:
         raise ConfigError(f"gholami: got grid {grid[0]}x{grid[1]}; expected two positive numbers")
     count = grid[0] * grid[1] if grid is not None else int(procs or 0)
-    if count < 1 or batch < 1 or images < 1:
-        raise ConfigError(f"gholami: got {count} processes, batch {batch}, {images} images; expected positive numbers")
+    if count < 1 or batch < 1:
+        raise ConfigError(f"gholami: got {count} processes, batch {batch}; expected positive numbers")
     if procs is not None and procs != count:
         raise ConfigError(f"gholami: grid {grid} has {count} processes, not {procs}; give one of the two")
-    unknown = set(domain) - {x.name for x in layers}
-    if unknown:
-        raise ConfigError(f"gholami: no layer {min(unknown)!r}; layers are {', '.join(x.name for x in layers)}")
-
-    on = partial(gholami.fc_only if scope == "fc" else gholami.one_grid, layers)
 
     def seconds(pr: int, pc: int) -> gholami.Terms:
-        return gholami.by_layer(layers, batch, on(pr, pc), domain, link)
+        return gholami.by_layer(layers, batch, gholami.one_grid(layers, pr, pc))
 
     ranking = sorted(((seconds(pr, pc).total, pr, pc) for pr, pc in gholami.grids(count)))
     pr, pc = grid or ranking[0][1:]
-    steps = images / batch
-    rows = []
-    for x in layers:
-        shape = on(pr, pc)[x.name]
-        terms = gholami.layer_terms(x, batch, *shape, x.name in domain, link)
-        rows.append({"name": x.name, "kind": x.kind, "grid": list(shape), **_seconds(terms)})
-    terms = seconds(pr, pc)
+    steps, terms = gholami.IMAGES / batch, seconds(pr, pc)
+    rows = [
+        {"name": x.name, "kind": x.kind, "grid": [pr, pc], **_seconds(gholami.layer_terms(x, batch, pr, pc))}
+        for x in layers
+    ]
     return {
         "cost": "gholami",
-        "equation": "9" if domain else "8",
+        "equation": "8",
         "batch": batch,
         "procs": count,
         "grid": [pr, pc],
-        **asdict(link),
-        "scope": scope,
+        **asdict(gholami.CORI),
         "unit": "seconds",
         "step": _seconds(terms),
         "epoch": {k: v * steps for k, v in _seconds(terms).items()},

@@ -35,13 +35,11 @@ def test_spatial():
     assert price.most == 1
 
 
-def test_filter_and_channel():
+def test_filter():
     price = paradl.filter_parallel(LAYERS, S, 4)
     assert price.seconds == pytest.approx(3 * D / B * 3 * sum(A + B * y * DB / 4 for y in (400, 200)))
     assert price.memory == 2 * 4 * (B * XY + W / 4)
     assert price.most == 16
-    channel = paradl.channel_parallel(LAYERS, S, 4)
-    assert (channel.seconds, channel.memory, channel.most) == (price.seconds, price.memory, 3)
 
 
 def test_data_and_filter():

@@ -5,23 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.papers.reduction import eliminate_to_k
+from lbpar.papers.reduction import fold
+from lbpar.solver.exact import solve
+from lbpar.solver.factors import Problem
+from lbpar.solver.search import compile_problem
 from tests.util.costs import brute_force, random_graph
 
 
-def test_folding_a_series_parallel_graph_leaves_two_nodes_and_the_optimum():
+def test_folding_a_series_parallel_graph_keeps_the_optimum():
     for seed in range(1, 60, 3):
         nodes, edges = random_graph(np.random.default_rng(seed), "series-parallel")
-        edges = {(a, b): e for (a, b), e in edges.items()}
-        folded = eliminate_to_k(nodes, edges)
-        assert folded.total == pytest.approx(brute_force(nodes, edges), abs=1e-12)
-        assert folded.k == len(folded.remaining) == len(nodes) - len(folded.eliminated)
-    diamond = {("a", "b"): np.zeros((2, 2)), ("a", "c"): np.zeros((2, 2)), ("b", "d"): np.zeros((2, 2))}
-    diamond["c", "d"] = np.zeros((2, 2))
-    folded = eliminate_to_k({n: np.zeros(2) for n in "abcd"}, diamond)
-    assert folded.remaining == ("a", "d") and folded.combinations == 4
+        names, problem, scratch = compile_problem(nodes, edges)
+        remaining, gone = fold(names, list(edges))
+        assert sorted([*remaining, *gone]) == sorted(names)
+        order = [names.index(n) for n in [*gone, *remaining]]
+        assert solve(Problem(problem.unary, problem.factors), order, scratch).total == pytest.approx(
+            brute_force(nodes, edges), abs=1e-12
+        )
+
+
+def test_a_diamond_folds_to_its_ends():
+    assert fold(list("abcd"), [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])[0] == ["a", "d"]
 
 
 def test_folding_stops_at_a_node_with_two_consumers_that_never_meet():
-    edges = {(a, b): np.zeros((2, 2)) for a, b in ["ab", "bc", "bd"]}
-    assert eliminate_to_k({n: np.zeros(2) for n in "abcd"}, edges).remaining == ("a", "b", "c", "d")
+    assert fold(list("abcd"), [("a", "b"), ("b", "c"), ("b", "d")]) == (list("abcd"), [])
