@@ -122,8 +122,12 @@ class Losses(Engine):
 
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + exp(-x))`` from exp(-|x|), which neither overflows nor loses small values."""
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1, e) / (1 + e))
+    e, y = np.negative(np.abs(x)), np.minimum(x, 0)
+    for a in (e, y):
+        np.exp(a, out=a)
+    e += 1
+    y /= e
+    return y
 
 
 def _shifted(x: Array, m: Array) -> Float64Array:

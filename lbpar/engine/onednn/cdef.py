@@ -52,10 +52,6 @@ int dnnl_convolution_backward_weights_primitive_desc_create(void **pd, void *eng
     const dnnl_dims_t dilates, const dnnl_dims_t pad_l, const dnnl_dims_t pad_r, const void *hint, const void *attr);
 int dnnl_matmul_primitive_desc_create(void **pd, void *engine, const void *src, const void *weights,
                                       const void *bias, const void *dst, const void *attr);
-int dnnl_eltwise_forward_primitive_desc_create(void **pd, void *engine, int prop, int alg, const void *src,
-                                               const void *dst, float alpha, float beta, const void *attr);
-int dnnl_eltwise_backward_primitive_desc_create(void **pd, void *engine, int alg, const void *diff_src,
-    const void *diff_dst, const void *data, float alpha, float beta, const void *hint, const void *attr);
 int dnnl_binary_primitive_desc_create(void **pd, void *engine, int alg, const void *src0, const void *src1,
                                       const void *dst, const void *attr);
 int dnnl_pooling_forward_primitive_desc_create(void **pd, void *engine, int prop, int alg, const void *src,
@@ -83,7 +79,7 @@ FORWARD_TRAINING, BACKWARD = 64, 128
 
 # Algorithms.
 CONV_DIRECT = 0x1
-RELU, RELU_FROM_DST, LOGISTIC_FROM_DST = 0x20, 0x100, 0x104
+RELU = 0x20
 POOL_MAX, POOL_AVG_WITH_PAD = 0x1FF, 0x2FF
 BINARY_ADD, BINARY_MUL, BINARY_SUB = 0x1FFF0, 0x1FFF1, 0x1FFF5
 

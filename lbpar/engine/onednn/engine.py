@@ -25,7 +25,7 @@ _COMPUTE = {"float32": cdef.F32, "bfloat16": cdef.BF16}
 _LOWEST = np.finfo(np.float32).min
 _MAX_PLANS = 4096
 SMALL = 1 << 14
-"""Elements up to which pointwise and normalisation kernels run in NumPy: below, a call costs more than the arithmetic
+"""Elements up to which normalisation runs in NumPy: below, a call costs more than the arithmetic
 (measured), and the reference's float64 sums come for free."""
 
 
@@ -307,48 +307,6 @@ class Primitives(NumpyEngine):
         offset = rows.remainder(mean, slope) - sums[0] / count
         run(dense(x), [dense(dy)], (mean, slope, offset, factor), dx)
         return dx
-
-    # -- pointwise -------------------------------------------------------------------------------------------------
-
-    def _pointwise(self, build: Callable[..., Any], algorithm: int, xs: Sequence[Array], last: float) -> Array | None:
-        """A primitive of `rows` on large float32 arrays of one shape, into a new one."""
-        if not (is_float32(*xs) and xs[0].size > SMALL):
-            return None
-        run = self._plan(build, algorithm, (xs[0].size,), last)
-        if run is None:
-            return None
-        y = self.empty(xs[0].shape, _F32)
-        run(*(self._address(dense(a)) for a in (*xs[:2], y, *xs[2:])))
-        return y
-
-    def relu_backward(self, y: Array, dy: Array) -> Array:
-        dx = self._pointwise(rows.eltwise_backward, cdef.RELU_FROM_DST, (dy, y), 0.0)
-        # oneDNN multiplies by 0 where relu is shut, which turns an infinite dy into NaN.
-        return super().relu_backward(y, dy) if dx is None or np.isnan(dx.min()) else dx
-
-    def leaky_relu_forward(self, x: Array, slope: float) -> Array:
-        y = self._pointwise(rows.eltwise_forward, cdef.RELU_FROM_DST, (x,), float(slope)) if slope >= 0 else None
-        return super().leaky_relu_forward(x, slope) if y is None else y
-
-    def leaky_relu_backward(self, y: Array, dy: Array, slope: float) -> Array:
-        dx = self._pointwise(rows.eltwise_backward, cdef.RELU_FROM_DST, (dy, y), float(slope)) if slope >= 0 else None
-        return super().leaky_relu_backward(y, dy, slope) if dx is None else dx
-
-    def sigmoid_forward(self, x: Array) -> Array:
-        y = self._pointwise(rows.eltwise_forward, cdef.LOGISTIC_FROM_DST, (x,), 0.0)
-        return super().sigmoid_forward(x) if y is None else y
-
-    def sigmoid_backward(self, y: Array, dy: Array) -> Array:
-        dx = self._pointwise(rows.eltwise_backward, cdef.LOGISTIC_FROM_DST, (dy, y), 0.0)
-        return super().sigmoid_backward(y, dy) if dx is None else dx
-
-    def add(self, xs: Sequence[Array]) -> Array:
-        y = self._pointwise(rows.binary, cdef.BINARY_ADD, xs, len(xs) - 2) if len(xs) > 1 else None
-        return super().add(xs) if y is None else y
-
-    def multiply(self, xs: Sequence[Array]) -> Array:
-        y = self._pointwise(rows.binary, cdef.BINARY_MUL, xs, len(xs) - 2) if len(xs) > 1 else None
-        return super().multiply(xs) if y is None else y
 
 
 class OneDnnEngine(Compiled, Primitives):

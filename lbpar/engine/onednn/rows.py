@@ -152,7 +152,17 @@ class Chain(Tiling):
             for step, desc in zip(steps, operands, strict=True)
         ]
         post_ops = context.post_ops(*ops, *([("eltwise", cdef.RELU, 0.0, 0.0)] if relu else []))
-        self.run = _binary(context, cdef.BINARY_SUB, matrix, row, post_ops, operands)
+        self.run = Primitive(
+            context,
+            "binary",
+            (cdef.BINARY_SUB, matrix, row, matrix, context.attributes(post_ops)),
+            (
+                (cdef.ARG_SRC, matrix),
+                (cdef.ARG_SRC_1, row),
+                (cdef.ARG_DST, matrix),
+                *((cdef.ARG_POST_OP * (i + 1) | cdef.ARG_SRC_1, desc) for i, desc in enumerate(operands)),
+            ),
+        )
 
     def __call__(self, x: Array, matrices: Sequence[Array], vectors: Sequence[Array | Float64Array], y: Array) -> None:
         """``vectors``: the row subtracted first, then those of the steps; ``matrices``: those of the steps."""
@@ -162,52 +172,6 @@ class Chain(Tiling):
         rest, full = iter(rows), iter(matrices)
         operands = (pointer(next(full)) if step == "A" else next(rest) for step in self.steps)
         self.run(pointer(x), first, pointer(y), *operands)
-
-
-def eltwise_forward(context: DnnlContext, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
-    """Addresses x, y."""
-    desc = context.rows(shape)
-    return Primitive(
-        context,
-        "eltwise_forward",
-        (cdef.FORWARD_TRAINING, algorithm, desc, desc, alpha, 0.0, context.attributes()),
-        ((cdef.ARG_SRC, desc), (cdef.ARG_DST, desc)),
-    )
-
-
-def eltwise_backward(context: DnnlContext, algorithm: int, shape: tuple[int, ...], alpha: float) -> Primitive:
-    """For algorithms that work from the forward result: addresses dy, y, dx."""
-    desc = context.rows(shape)
-    hint = eltwise_forward(context, algorithm, shape, alpha)
-    return Primitive(
-        context,
-        "eltwise_backward",
-        (algorithm, desc, desc, desc, alpha, 0.0, hint.descriptor, context.attributes()),
-        ((cdef.ARG_DIFF_DST, desc), (cdef.ARG_DST, desc), (cdef.ARG_DIFF_SRC, desc)),
-    )
-
-
-def binary(context: DnnlContext, algorithm: int, shape: tuple[int, ...], more: int) -> Primitive:
-    """x0 op x1 op ... of ``more + 2`` arrays of one shape: addresses x0, x1, y, x2, ..."""
-    desc = context.rows(shape)
-    post_ops = context.post_ops(*([("binary", algorithm, desc)] * more)) if more else None
-    return _binary(context, algorithm, desc, desc, post_ops, [desc] * more)
-
-
-def _binary(
-    context: DnnlContext, algorithm: int, x: Any, other: Any, post_ops: Any, operands: Sequence[Any]
-) -> Primitive:
-    return Primitive(
-        context,
-        "binary",
-        (algorithm, x, other, x, context.attributes(post_ops)),
-        (
-            (cdef.ARG_SRC, x),
-            (cdef.ARG_SRC_1, other),
-            (cdef.ARG_DST, x),
-            *((cdef.ARG_POST_OP * (i + 1) | cdef.ARG_SRC_1, desc) for i, desc in enumerate(operands)),
-        ),
-    )
 
 
 def matmul(
