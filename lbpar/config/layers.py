@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from lbpar.config.section import (
     BelowOne,
@@ -103,6 +103,14 @@ def _spreads(layer: type[Layer]) -> dict[str, Callable[[Any, int], Any]]:
     return found
 
 
+def _plain(op: str, text: str, joins: bool = False) -> type[Layer]:
+    """A layer without options of its own."""
+    word: Any = Literal[op]
+    made = create_model(op, __base__=Layer, __doc__=text, op=(word, ...))
+    made.joins = joins
+    return LAYERS.add(made)
+
+
 Init = Literal["he", "glorot"]
 _INIT: Any = Field(default="he", description="Initial weights: He (normal, for relu) or Glorot (uniform).")
 
@@ -156,11 +164,7 @@ class AvgPool(_Pool):
     count_include_pad: Flag = Field(default=True, description="Whether padding counts in the divisor.")
 
 
-@LAYERS.add
-class GlobalAvgPool(Layer):
-    """Mean over all of space."""
-
-    op: Literal["global_avg_pool"]
+GlobalAvgPool = _plain("global_avg_pool", "Mean over all of space.")
 
 
 @LAYERS.add
@@ -207,11 +211,7 @@ class LayerNorm(_SampleNorm):
     op: Literal["layer_norm"]
 
 
-@LAYERS.add
-class Relu(Layer):
-    """Maximum of x and 0."""
-
-    op: Literal["relu"]
+Relu = _plain("relu", "Maximum of x and 0.")
 
 
 @LAYERS.add
@@ -222,11 +222,7 @@ class LeakyRelu(Layer):
     slope: NonNegative = Field(default=0.01, description="Slope for negative inputs.")
 
 
-@LAYERS.add
-class Sigmoid(Layer):
-    """1 / (1 + exp(-x))."""
-
-    op: Literal["sigmoid"]
+Sigmoid = _plain("sigmoid", "1 / (1 + exp(-x)).")
 
 
 @LAYERS.add
@@ -253,11 +249,7 @@ class Gelu(Layer):
     approximate: Literal["none", "tanh"] = Field(default="none", description="Exact, or by a hyperbolic tangent.")
 
 
-@LAYERS.add
-class Silu(Layer):
-    """x / (1 + exp(-x)), also called swish."""
-
-    op: Literal["silu"]
+Silu = _plain("silu", "x / (1 + exp(-x)), also called swish.")
 
 
 @LAYERS.add
@@ -276,11 +268,7 @@ class Hardsigmoid(Layer):
     slope: Positive = Field(default=1 / 6, description="Slope in between.")
 
 
-@LAYERS.add
-class Hardswish(Layer):
-    """x · (x / 6 + 1/2, between 0 and 1), as in MobileNet v3."""
-
-    op: Literal["hardswish"]
+Hardswish = _plain("hardswish", "x · (x / 6 + 1/2, between 0 and 1), as in MobileNet v3.")
 
 
 @LAYERS.add
@@ -294,11 +282,10 @@ class LocalResponseNorm(Layer):
     k: Positive = Field(default=1.0, description="Added to the mean of squares.")
 
 
-@LAYERS.add
-class Softmax(Layer):
-    """Exponentials over their sum, over the channels. The loss `cross_entropy` contains one; do not put it before that."""
-
-    op: Literal["softmax"]
+Softmax = _plain(
+    "softmax",
+    "Exponentials over their sum, over the channels. The loss `cross_entropy` contains one; do not put it before that.",
+)
 
 
 @LAYERS.add
@@ -309,35 +296,10 @@ class ChannelShuffle(Layer):
     groups: Count = Field(description="Number of groups; the channels must divide by it.")
 
 
-@LAYERS.add
-class Add(Layer):
-    """Sum of two or more layers of one shape."""
-
-    op: Literal["add"]
-    joins: ClassVar[bool] = True
-
-
-@LAYERS.add
-class Multiply(Layer):
-    """Product of two or more layers of one shape."""
-
-    op: Literal["multiply"]
-    joins: ClassVar[bool] = True
-
-
-@LAYERS.add
-class Concat(Layer):
-    """Join of two or more layers along the channels."""
-
-    op: Literal["concat"]
-    joins: ClassVar[bool] = True
-
-
-@LAYERS.add
-class Flatten(Layer):
-    """All dimensions of a sample as one."""
-
-    op: Literal["flatten"]
+Add = _plain("add", "Sum of two or more layers of one shape.", joins=True)
+Multiply = _plain("multiply", "Product of two or more layers of one shape.", joins=True)
+Concat = _plain("concat", "Join of two or more layers along the channels.", joins=True)
+Flatten = _plain("flatten", "All dimensions of a sample as one.")
 
 
 @LAYERS.add
@@ -382,12 +344,9 @@ class Crop(Layer):
     crop: Pad = Field(description="How much to leave out before and after.")
 
 
-@LAYERS.add
-class Fit(Layer):
-    """The first of two layers, cropped or padded with zeros at the ends to the spatial extents of the second."""
-
-    op: Literal["fit"]
-    joins: ClassVar[bool] = True
-
-
+Fit = _plain(
+    "fit",
+    "The first of two layers, cropped or padded with zeros at the ends to the spatial extents of the second.",
+    joins=True,
+)
 AnyLayer = Annotated[Layer, LAYERS]

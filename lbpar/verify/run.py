@@ -214,22 +214,7 @@ def verify_plans(
     Where a plan lets norms keep statistics per group of ranks, which differ from those of one rank by design, the step that
     is compared merges them over all ranks instead; ``Verification.merged`` names these norms.
 
-    Parameters
-    ----------
-    config : RunConfig
-        For optimizer, learning rate, clipping, accumulation and threads.
-    graph : Graph
-        With its loss.
-    plans : sequence of (name, Plan)
-        All for as many ranks as ``transport`` has; if that is one, for any number, and ranks are simulated.
-    batch : int
-        Global number of samples; they are random.
-    engine : str, optional
-        Name of the engine that the ranks use; default: numpy for float64, else auto.
-    seed : int
-        Of weights, samples and dropout.
-    dtype : {"float64", "float32", "bfloat16"}
-        Of the ranks' engine. The one rank computes in float64 by NumPy (see `lbpar.verify.oracle.oracle`).
+    Parameters are those of `verify`; if ``transport`` has one rank, plans may be for any number, and ranks are simulated.
 
     Returns
     -------
