@@ -13,7 +13,6 @@ from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.clip import clip_by_global_norm
-from lbpar.runtime.optim.groups import Group, undecayed
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.optim.norms import ReducedNorms
 from lbpar.runtime.optim.rules import LAMB, LARS, SGD, Adam, AdamW
@@ -103,16 +102,10 @@ def test_equals_pytorch(case, scheduled):
     assert_same(run(ours, params, grads, lrs), run_torch(theirs, params, grads, lrs))
 
 
-def test_groups_equal_pytorchs_parameter_groups():
+def test_kinds_without_decay_equal_pytorchs_parameter_groups():
     params, grads = problem()
-    ours = SGD(
-        0.1,
-        momentum=0.9,
-        weight_decay=0.02,
-        kinds=KINDS,
-        groups={"norm": Group(weight_decay=0.0), "bias": Group(0.05, 2.0)},
-    )
-    theirs = {"norm.weight": {"weight_decay": 0.0}, "conv.bias": {"weight_decay": 0.05, "lr": 0.2}}
+    ours = SGD(0.1, momentum=0.9, weight_decay=0.02, kinds=KINDS, no_decay=["norm"])
+    theirs = {"norm.weight": {"weight_decay": 0.0}}
     expected = run_torch(lambda t, ps: t.optim.SGD(ps, 0.1, 0.9, weight_decay=0.02), params, grads, groups=theirs)
     assert_same(run(ours, params, grads), expected)
 
@@ -155,14 +148,14 @@ def test_lars_follows_the_paper():
 
 def test_lars_leaves_norm_and_bias_unscaled():
     params, grads = problem()
-    ours = LARS(1.0, momentum=0.9, weight_decay=0.02, trust=0.1, eps=0.0, kinds=KINDS, groups=undecayed())
+    ours = LARS(1.0, momentum=0.9, weight_decay=0.02, trust=0.1, eps=0.0, kinds=KINDS, no_decay=["norm", "bias"])
     assert_same(run(ours, params, grads, rates()), plain_lars(params, grads, rates(), 0.9, 0.02, 0.1, set(KINDS)))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lamb_follows_the_paper(decay):
     params, grads = problem()
-    ours = LAMB(1.0, betas=(0.9, 0.99), eps=1e-6, weight_decay=decay, kinds=KINDS, groups=undecayed())
+    ours = LAMB(1.0, betas=(0.9, 0.99), eps=1e-6, weight_decay=decay, kinds=KINDS, no_decay=["norm", "bias"])
     expected = plain_lamb(params, grads, rates(), 0.9, 0.99, 1e-6, decay, set(KINDS))
     assert_same(run(ours, params, grads, rates()), expected)
 
@@ -328,12 +321,7 @@ def test_make_optimizer_leaves_kinds_undecayed():
     section = config.Lars(name="lars", lr=2.0, weight_decay=0.1)
     optimizer = make_optimizer(section, KINDS, no_decay=("norm", "bias"))
     assert isinstance(optimizer, LARS) and optimizer.config is section
-    assert [optimizer.decay(p) for p in ("fc.weight", "conv.bias", "norm.weight")] == [0.1, 0.0, 0.0]
-    assert not optimizer.group("norm.weight").adapt
-    optimizer = SGD(0.1, kinds=KINDS, groups={"bias": Group(lr_scale=2.0)})
-    assert optimizer.group("conv.bias") == Group(lr_scale=2.0)
-    with pytest.raises(ConfigError, match="unknown kind"):
-        SGD(0.1, groups={"wheights": Group()})
+    assert [optimizer.decays(p) for p in ("fc.weight", "conv.bias", "norm.weight")] == [True, False, False]
 
 
 @pytest.mark.parametrize(

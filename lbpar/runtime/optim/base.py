@@ -1,9 +1,9 @@
-"""What all optimizers share: groups, state by parameter and slot, the step counter, saving and loading."""
+"""What all optimizers share: kinds of parameters, state by parameter and slot, the step counter, saving and loading."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from lbpar.config import optimizers
@@ -14,7 +14,6 @@ from lbpar.engine.device import Array
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.rules import Blocks
 from lbpar.errors import CheckpointError, TrainingError
-from lbpar.runtime.optim.groups import Group, check_groups
 from lbpar.runtime.optim.norms import LocalNorms, Norms
 
 
@@ -28,9 +27,9 @@ class Optimizer(ABC):
     config : lbpar.config.optimizers.Optimizer, optional
         All options as a section of a run file; else they are given one by one, ``**options``.
     kinds : mapping from parameter name to "weight", "bias" or "norm", optional
-        Group of each parameter; those not named are weights.
-    groups : mapping from kind to Group, optional
-        Exceptions per kind.
+        Kind of each parameter; those not named are weights.
+    no_decay : collection of str
+        Kinds without weight decay, and without trust ratio in LARS and LAMB.
 
     Attributes
     ----------
@@ -60,7 +59,7 @@ class Optimizer(ABC):
         *,
         config: optimizers.Optimizer | None = None,
         kinds: Mapping[str, str] | None = None,
-        groups: Mapping[str, Group] | None = None,
+        no_decay: Collection[str] = (),
         **options: Any,
     ) -> None:
         if config is None:
@@ -70,18 +69,13 @@ class Optimizer(ABC):
         self.lr, self.weight_decay = config.lr, config.weight_decay
         self.slots = config.state
         self.kinds = dict(kinds or {})
-        self.groups = check_groups(groups or {})
+        self.no_decay = frozenset(no_decay)
         self.state: dict[str, dict[str, Array]] = {}
         self.steps = 0
 
-    def group(self, param: str) -> Group:
-        """The exceptions that hold for a parameter."""
-        return self.groups.get(self.kinds.get(param, "weight"), _PLAIN)
-
-    def decay(self, param: str) -> float:
-        """Weight decay of a parameter."""
-        own = self.group(param).weight_decay
-        return self.weight_decay if own is None else own
+    def decays(self, param: str) -> bool:
+        """Whether a parameter is of a kind with weight decay (and trust ratio)."""
+        return self.kinds.get(param, "weight") not in self.no_decay
 
     def init_state(self, params: Mapping[str, Array]) -> None:
         """Allocate zero state for parameters that have none yet; `step` does it on the way."""
@@ -129,8 +123,8 @@ class Optimizer(ABC):
         flat_grads = {param: flat(param, grads[param]) for param in used}
         rate = self.lr if lr is None else lr
         blocks = [(p, flat_grads[param], *self._slots(param)) for param, p in flat_params.items()]
-        decays = [self.decay(param) for param in used]
-        rates = [float(rate * self.group(param).lr_scale) for param in used]
+        decays = [self.weight_decay * self.decays(param) for param in used]
+        rates = [float(rate)] * len(blocks)
         self._update(list(used), blocks, decays, rates, norms or LocalNorms())
 
     @abstractmethod
@@ -196,6 +190,3 @@ def flat(name: str, array: Array) -> Array:
             "C-contiguous array. Pass numpy.ascontiguousarray of it and keep that copy as the parameter."
         )
     return array.reshape(-1)
-
-
-_PLAIN = Group()

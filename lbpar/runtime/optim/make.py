@@ -8,7 +8,6 @@ from typing import TypeVar
 from lbpar.config import optimizers
 from lbpar.engine.base import Engine
 from lbpar.runtime.optim.base import Optimizer
-from lbpar.runtime.optim.groups import undecayed
 from lbpar.runtime.optim.rules import LAMB, LARS, SGD, Adam, AdamW
 
 O = TypeVar("O", bound=type[Optimizer])
@@ -38,14 +37,12 @@ def make_optimizer(
     ----------
     config : lbpar.config.optimizers.Optimizer
         Section ``train.optimizer`` of a run file.
-    kinds : mapping from parameter name to "weight", "bias" or "norm", optional
+    kinds, no_decay
         See `Optimizer`.
-    no_decay : collection of str
-        Kinds without weight decay, and without trust ratio in LARS and LAMB.
     engine : Engine, optional
         Holds the parameters; default: NumPy.
     """
-    optimizer = OPTIMIZERS[config.kind](config=config, kinds=kinds, groups=undecayed(no_decay))
+    optimizer = OPTIMIZERS[config.kind](config=config, kinds=kinds, no_decay=no_decay)
     if engine is not None:
         optimizer.engine = engine
     return optimizer

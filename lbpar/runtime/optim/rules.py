@@ -60,7 +60,7 @@ class LARS(Optimizer):
     ``t = trust * |w| / (|g| + weight_decay * |w| + eps); v = momentum * v + lr * t * (g + weight_decay * w); w -= v``
 
     Norms are over whole parameters. The learning rate enters the velocity, as in the paper. The ratio t is 1 where
-    |w| or the denominator is 0, and for groups with ``adapt=False``.
+    |w| or the denominator is 0, and for kinds without weight decay.
     """
 
     options: ClassVar[type[optimizers.Optimizer]] = optimizers.Lars
@@ -68,7 +68,7 @@ class LARS(Optimizer):
 
     def _update(self, names: list[str], blocks: Blocks, decays: list[float], rates: list[float], norms: Norms) -> None:
         squares = self.engine.squared_norms([a for block in blocks for a in block[:2]]).reshape(-1, 2)
-        adapted = [self.group(name).adapt for name in names]
+        adapted = [self.decays(name) for name in names]
         total = norms.squared(names, squares)
         self.engine.lars(
             blocks, total, adapted, self.config.momentum, decays, rates, self.config.trust, self.config.eps
@@ -81,7 +81,7 @@ class LAMB(Optimizer):
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps);
     u = r + weight_decay * w; w -= lr * |w| / |u| * u``
 
-    Norms are over whole parameters. The ratio is 1 where a norm is 0, and for groups with ``adapt=False``. The
+    Norms are over whole parameters. The ratio is 1 where a norm is 0, and for kinds without weight decay. The
     direction u is computed twice, once for its norm and once to apply it: no array of the parameters' size is kept.
     """
 
@@ -93,5 +93,5 @@ class LAMB(Optimizer):
         root = sqrt(correct2)
         eps, scale = self.config.eps * root, root / correct1
         total = norms.squared(names, self.engine.lamb_moments(blocks, self.config.betas, eps, scale, decays))
-        adapted = [self.group(name).adapt for name in names]
+        adapted = [self.decays(name) for name in names]
         self.engine.lamb([(p, m, v) for p, _, m, v in blocks], total, adapted, eps, scale, decays, rates)
