@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field
 
 from lbpar import api
-from lbpar.config import training
 from lbpar.config.layers import LAYERS, Layer
+from lbpar.config.losses import LOSSES as LOSS_SECTIONS
 from lbpar.config.optimizers import OPTIMIZERS as OPTIMIZER_SECTIONS
 from lbpar.config.optimizers import Optimizer as OptimizerSection
 from lbpar.config.section import BelowOne, Positive
@@ -91,7 +91,7 @@ class Lion(Optimizer):
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     tables: list[dict[str, Any]] = [
-        *(LAYERS.sections, OPS, BINDERS, LOSSES, training.LOSSES, OPTIMIZERS, OPTIMIZER_SECTIONS.sections, SLOTS)
+        *(LAYERS.sections, OPS, BINDERS, LOSSES, LOSS_SECTIONS.sections, OPTIMIZERS, OPTIMIZER_SECTIONS.sections, SLOTS)
     ]
     before = [dict(t) for t in tables]
     register_op(Softplus)

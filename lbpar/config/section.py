@@ -78,14 +78,16 @@ def _mistake(text: str) -> PydanticCustomError:
 class Kinds(Generic[S]):
     """Annotation: one of several sections, told apart by the field ``tag``. Kinds may be added while a program runs.
 
+    With ``short``, a kind's word alone stands for its section without further fields.
+
     Attributes
     ----------
     sections : dict of str to type
         Section of each kind.
     """
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
+    def __init__(self, tag: str, short: bool = False) -> None:
+        self.tag, self.short = tag, short
         self.sections: dict[str, type[S]] = {}
 
     def kind(self, section: type[Section]) -> str:
@@ -101,9 +103,13 @@ class Kinds(Generic[S]):
     def _check(self, value: Any, info: ValidationInfo) -> Section:
         if isinstance(value, Section):
             return value
+        known = ", ".join(self.sections)
+        if self.short and not isinstance(value, dict):
+            if not isinstance(value, str) or value not in self.sections:
+                raise ValueError(f"{nearest(value, self.sections)}expected one of {known}")
+            value = {self.tag: value}
         if not isinstance(value, dict):
             raise _mistake("expected a block of fields")
-        known = ", ".join(self.sections)
         if self.tag not in value:
             raise _mistake(f"expected a field '{self.tag}' that says which kind it is: {known}")
         given = value[self.tag]

@@ -6,28 +6,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from lbpar.config.losses import METRICS, AnyLoss, CrossEntropy, Metric
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
-from lbpar.config.section import BelowOne, Count, Custom, Natural, NonNegative, Positive, Section, Seed
+from lbpar.config.section import BelowOne, Count, Custom, Natural, NonNegative, Positive, Section, Seed, check_text
 from lbpar.text import nearest
 
-LOSSES = {
-    "cross_entropy": "softmax cross-entropy",
-    "mse": "mean squared error",
-    "l1": "mean absolute error",
-    "huber": "mean of half the square up to an error of 1, of its size less a half beyond",
-    "bce": "binary cross-entropy on logits",
-    "dice": "soft Dice of the softmax (sums over the whole batch per class, 1 added to both terms of the ratio, mean over classes)",
-}
-"""Names and meaning; more can be added (`lbpar.graph.ops.losses.register_loss`)."""
+_NUMBERS = ("loss", "accuracy", "test_loss", "test_accuracy", *(f"test_{m}" for m in METRICS if m != "confusion"))
 
 
-def _loss(value: Any) -> str:
-    if isinstance(value, str) and value in LOSSES:
-        return value
-    raise ValueError(f"{nearest(value, LOSSES)}expected one of {', '.join(LOSSES)}")
+def _watched(value: Any) -> str:
+    """A number of the epochs' records: also of one class, as in ``test_dice_of/2``."""
+    head, _, number = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if value in _NUMBERS or (head in ("test_dice_of", "test_iou_of") and number.isdecimal()):
+        return check_text(value)
+    raise ValueError(
+        f"{nearest(value, _NUMBERS)}expected one of {', '.join(_NUMBERS)}, or of one class as test_dice_of/1, test_iou_of/1"
+    )
 
 
-LossName = Annotated[str, Custom(_loss, ", ".join(f"`{name}`" for name in LOSSES))]
+Watched = Annotated[
+    str, Custom(_watched, f"{', '.join(f'`{n}`' for n in _NUMBERS)}, or of class 1 `test_dice_of/1`, `test_iou_of/1`")
+]
 
 
 class Evaluate(Section):
@@ -35,15 +34,23 @@ class Evaluate(Section):
 
     every_epochs: Count = Field(default=1, description="After every so many epochs, and after the last.")
     batch: Count | None = Field(default=None, description="Samples at a time; default: the training batch.")
+    metrics: tuple[Metric, ...] = Field(
+        default=(),
+        description=f"Measured on the test split, all of it together: {'; '.join(f'`{n}`, {what}' for n, what in METRICS.items())}.",
+    )
+    watch: Watched | None = Field(
+        default=None,
+        description="Which number says what weights are the best; default: early_stop's, else test_accuracy with cross_entropy, else test_loss. "
+        "Losses and errors should fall, others rise.",
+    )
 
 
 class EarlyStop(Section):
     """Stop when a metric no longer improves."""
 
     patience: Count = Field(description="Evaluations without improvement after which to stop.")
-    metric: Literal["loss", "accuracy", "test_loss", "test_accuracy"] = Field(
-        default="test_accuracy",
-        description="What is watched; losses should fall, accuracies (of cross_entropy and dice) rise.",
+    metric: Watched = Field(
+        default="test_accuracy", description="What is watched; losses and errors should fall, others rise."
     )
     min_delta: NonNegative = Field(default=0.0, description="Smaller changes are no improvement.")
 
@@ -54,12 +61,11 @@ class TrainConfig(Section):
     batch: Count = Field(description="Samples per step, over all processes (of one accumulation step).")
     epochs: Natural = Field(default=1, description="Passes over the training data.")
     max_steps: Count | None = Field(default=None, description="Stop after so many updates even if epochs remain.")
-    loss: LossName = Field(
-        default="cross_entropy",
-        description=f"What is minimised: {'; '.join(f'`{name}`, {what}' for name, what in LOSSES.items())}.",
+    loss: AnyLoss = Field(
+        default=CrossEntropy(name="cross_entropy"), description="What is minimised: a name, or a name with options."
     )
     label_smoothing: BelowOne = Field(
-        default=0.0, description="Part of the target spread over all classes (cross_entropy)."
+        default=0.0, description="Part of the target spread over all classes (cross_entropy, dice_cross_entropy)."
     )
     seed: Seed = Field(default=0, description="Fixes weights, sample order, augmentation and dropout.")
     optimizer: AnyOptimizer = Field(default=Sgd(name="sgd", lr=0.01, momentum=0.9), description="The update rule.")

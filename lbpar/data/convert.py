@@ -181,7 +181,7 @@ def _labelled(splits: list[Split], classes: int | None) -> list[Split]:
     elif 255 in drawn and 254 not in drawn and classes is None:
         raise DataError(
             f"convert: got the labels {', '.join(map(str, sorted(drawn)))}; 255 often stands for 'no class', which does not exist here. "
-            "Give those voxels a class, or let 255 be one by --classes 256."
+            "Give those voxels a class, or let 255 be one by --classes 256; `train: {loss: {name: ..., ignore_index: 255}}` then leaves them out."
         )
     done = []
     for s, some in zip(splits, values, strict=True):

@@ -34,6 +34,7 @@ def open_dataset(
     limits: tuple[float, float] | None = None,
     share: tuple[int, int] = (0, 1),
     like: Normalisation | None = None,
+    ignore: int | None = None,
 ) -> Dataset:
     """Open one split of the data of a run file. Local: every rank may call it alone.
 
@@ -57,6 +58,8 @@ def open_dataset(
         See `lbpar.data.targets.check_targets`: all targets are read once, to find those out of range.
     like : Normalisation, optional
         Mean and standard deviation to use instead of the file's: those of the training data, for all that the network sees.
+    ignore : int, optional
+        A label that may lie outside of the classes.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def open_dataset(
         _check_apart(dataset, data)
     if like is not None:
         dataset.normalise_like(like)
-    check_dataset(dataset, input_shape, target_shape, classes, limits, share)
+    check_dataset(dataset, input_shape, target_shape, classes, limits, share, ignore)
     return dataset
 
 
@@ -108,6 +111,7 @@ def check_dataset(
     classes: int | None = None,
     limits: tuple[float, float] | None = None,
     share: tuple[int, int] = (0, 1),
+    ignore: int | None = None,
 ) -> None:
     """Refuse a dataset that does not fit a network. See `open_dataset`."""
     got = dataset.sample_shape
@@ -130,7 +134,7 @@ def check_dataset(
             "train with a loss of real numbers (mse, bce)."
         )
     with closing(dataset):
-        check_targets(dataset, classes, limits, share)
+        check_targets(dataset, classes, limits, share, ignore)
 
 
 def _reshaped(got: tuple[int, ...], wanted: tuple[int, ...], classes: int | None) -> str:

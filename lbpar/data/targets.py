@@ -23,6 +23,7 @@ def check_targets(
     classes: int | None = None,
     limits: tuple[float, float] | None = None,
     share: tuple[int, int] = (0, 1),
+    ignore: int | None = None,
 ) -> int:
     """Read targets, a few million at a time, and refuse those out of range.
 
@@ -36,6 +37,8 @@ def check_targets(
         For a loss of real targets; infinite: any finite number. Without it, integers are labels.
     share : (int, int)
         (k, n): read the k-th of n parts of the samples only, as the k-th of n ranks that tell each other.
+    ignore : int, optional
+        The one label that may lie outside: positions that have it count nowhere.
 
     Returns
     -------
@@ -52,9 +55,17 @@ def check_targets(
     for at, part in target_pieces(dataset, share):
         labels = limits is None and is_label(part)
         low, high = (0, inf if limit is None else limit - 1) if labels else limits or (-inf, inf)
-        least, most = part.min(), part.max()  # NaN if there is one
+        if labels and ignore is not None:
+            counted = part[part != ignore]
+            if not counted.size:
+                continue
+            least, most = counted.min(), counted.max()
+        else:
+            least, most = part.min(), part.max()  # NaN if there is one
         if not (low <= least and most <= high) or isinf(least) or isinf(most):
             fits = (part >= low) & (part <= high) & np.isfinite(part)
+            if labels and ignore is not None:
+                fits |= part == ignore
             place = np.argwhere(~fits)[0]
             name = getattr(dataset, "target_name", "")
             where = f"in sample {at + int(place[0])}" + (f" of '{name}'" if name else "")

@@ -298,9 +298,9 @@ def _model_text(section: NamedModel | PythonModel | OnnxModel | InlineModel) -> 
 
 
 def _loss(args: argparse.Namespace, config: RunConfig | None) -> Loss:
-    kind = args.loss or (config.train.loss if config else CrossEntropy.kind)
-    smoothing = config.train.label_smoothing if config else 0.0
-    return make_loss(kind, smoothing)
+    if args.loss or config is None:
+        return LOSSES[args.loss or CrossEntropy.kind]()
+    return make_loss(config.train.loss, config.train.label_smoothing)
 
 
 def _pase(args: argparse.Namespace) -> int:

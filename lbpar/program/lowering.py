@@ -10,6 +10,7 @@ from typing import Literal
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Kernel, Shape
 from lbpar.graph.op import Input, Op
+from lbpar.graph.ops.losses import MEASURED
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Layout
 from lbpar.layout.transition import Move, accumulate, transition
@@ -225,7 +226,7 @@ class Lowering:
         for k in kernels:
             self.kernel(node, k)
         if node is self.graph.loss:  # every rank knows them
-            for short, result in (("y", "loss"), ("hits", "hits")):
+            for short, result in (("y", "loss"), *zip(MEASURED, MEASURED, strict=True)):
                 value = f"{node.name}:{short}"
                 if value in self.copies:
                     copy = self.copies[value][0]

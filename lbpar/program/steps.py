@@ -128,7 +128,7 @@ class Program:
     params : mapping
         Layout of every parameter and running statistic.
     results : mapping
-        Buffers to read at the end: ``loss``, ``hits``, ``output``.
+        Buffers to read at the end: ``loss``, ``output``, and what a loss measures (`lbpar.graph.ops.losses.MEASURED`).
     values : mapping
         Where each value (``conv1:y``, ``conv1:dy``, ``conv1.weight:grad``, ...) is held in its most complete form.
     """

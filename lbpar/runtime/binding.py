@@ -396,6 +396,29 @@ def _dice_backward(b: Bound) -> Call:
     return lambda e, _, x, m, sums, t, dsums: e.dice_backward(x, m, sums, t, first, dsums, eps, classes)
 
 
+def _of_classes(b: Bound, values: Sequence[float]) -> tuple[float, ...]:
+    """Values of the classes that this rank holds."""
+    (first,) = _first_class(b)
+    return tuple(values[first : first + length(b.reads[0][-1])])
+
+
+def _weighed_entropy_loss(b: Bound) -> Call:
+    attrs = b.attrs("smoothing", "gamma", "class_weights", "scale")
+    return lambda e, _, sums, factors, total, *spread: (
+        e.weighed_entropy_loss(sums, factors, total, spread[0] if spread else None, *attrs),
+    )
+
+
+def _region_loss(b: Bound) -> Call:
+    eps, factors = b.attr("eps"), _of_classes(b, b.attr("factors"))
+    return lambda e, _, dsums: (e.region_loss(dsums, eps, factors),)
+
+
+def _region_backward(b: Bound) -> Call:
+    first, eps, factors, ignore = *_first_class(b), b.attr("eps"), _of_classes(b, b.attr("factors")), b.attr("ignore")
+    return lambda e, _, x, m, sums, t, dsums: e.region_backward(x, m, sums, t, first, dsums, eps, factors, ignore)
+
+
 def register_kernel(name: str, function: Callable[..., Array], *attrs: str) -> None:
     """Let a function compute the kernels of a name: of this rank's blocks of what they read, then of the named attributes.
 
@@ -504,6 +527,19 @@ BINDERS: dict[str, Binder] = {
     "dice_loss": _method("dice_loss", "eps", "classes"),
     "dice_backward": _dice_backward,
     "dice_backward_data": _method("dice_backward_data"),
+    "label_factors": _method("label_factors", "class_weights", "ignore"),
+    "class_spread": _method("class_spread", more=lambda b: (_of_classes(b, b.attr("class_weights")),)),
+    "weighed_entropy_loss": _weighed_entropy_loss,
+    "weighed_entropy_backward": _method(
+        "weighed_entropy_backward", "smoothing", "gamma", "class_weights", "scale", more=_first_class
+    ),
+    "region_sums": _method("region_sums", "ignore", "per_sample", more=_first_class),
+    "region_loss": _region_loss,
+    "region_backward": _region_backward,
+    "count_known_hits": _method("count_known_hits", "tops", "ignore"),
+    "softmax_first": _method("softmax_first", more=_first_class),
+    **{f"class_{v}": _method(f"class_{v}", "classes", "ignore") for v in ("counts", "confusion")},
+    "error_sums": _method("error_sums"),
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.graph.graph import TARGET
+from lbpar.graph.ops.losses import MEASURED
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.runtime.background import Background
 from lbpar.runtime.binding import Bound, Call, Context, bind
@@ -20,7 +21,7 @@ from lbpar.transport.base import Transport
 
 Array = Any
 ProgressMode = Literal["test", "thread", "block"]
-SMALL = ("loss", "hits")
+SMALL = ("loss", *MEASURED)
 """Results that the host wants of every step."""
 UpdateRule = Callable[[Mapping[str, Array], Mapping[str, Array]], None]
 

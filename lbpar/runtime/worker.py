@@ -10,6 +10,7 @@ import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.graph.graph import Graph
+from lbpar.graph.ops.losses import MEASURED
 from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
@@ -32,7 +33,8 @@ Mode = Literal["reduce", "accumulate", "last", "evaluate"]
 class StepResult:
     """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions.
 
-    Hits are None where the loss has no classes, and those in the top 5 where there are no more than 5.
+    Hits are None where the loss has no classes, and those in the top 5 where there are no more than 5. Of an evaluation, ``sums``
+    are what metrics follow from (`lbpar.graph.ops.losses.MEASURED`).
     """
 
     loss: float
@@ -40,6 +42,7 @@ class StepResult:
     positions: int
     top1: float | None = None
     top5: float | None = None
+    sums: Mapping[str, Array] = field(default_factory=dict)
 
 
 def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport, engine: Engine) -> ReducedNorms:
@@ -146,9 +149,13 @@ class Worker:
         output = self.graph.input_shapes(self.graph.loss.name, samples)[0]
         positions = int(np.prod(output[:-1]))
         loss = float(executor.value("loss"))
-        hits = executor.value("hits") if "hits" in executor.program.results else None
+        sums = {name: executor.value(name) for name in MEASURED if name in executor.program.results}
+        hits = [float(n) for n in sums.pop("hits", ())]
+        if getattr(self.graph.loss.op, "ignore_index", None) is not None:
+            positions = int(hits.pop())
         executor.arrays = {}
-        return StepResult(loss, samples, positions, *(() if hits is None else map(float, hits)))
+        top1, top5, *_ = [*hits, None, None]
+        return StepResult(loss, samples, positions, top1, top5, sums)
 
     def first_bad_layer(
         self, feeds: Mapping[str, Array], samples: int, context: Context, training: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy
@@ -14,6 +16,7 @@ def networks() -> dict[str, Graph]:
         "volumes": _volumes(),
         "small blocks": _small_blocks(),
         "voxels": _voxels(),
+        "weighed voxels": _weighed_voxels(),
         "vectors": _vectors("mse"),
         "flags": _vectors("bce"),
     }
@@ -58,6 +61,13 @@ def _voxels() -> Graph:
     up = g.conv_transpose(g.avg_pool(down, 2), 4, 2, stride=2)
     up = g.group_norm(up, 2)
     return g.build(g.conv(g.concat([down, up]), 3, 1)).with_loss(LOSSES["dice"]())
+
+
+def _weighed_voxels() -> Graph:
+    g = GraphBuilder(input=(5, 6, 7, 2), name="weighed voxels")
+    loss = LOSSES["dice_cross_entropy"]
+    options: dict[str, Any] = {"class_weights": (0.5, 2.0, 1.0), "ignore_index": 2, "gamma": 1.5, "per_sample": True}
+    return g.build(g.conv(g.input, 3, 3, pad=1)).with_loss(loss(**options))
 
 
 def _vectors(loss: str) -> Graph:

@@ -12,13 +12,22 @@ from typing import Any
 
 from lbpar.config import training
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.train.scores import FALLING
 
 
 def gain(metric: str, value: float, best: float | None) -> float:
-    """By how much a value is better than the best so far; losses should fall, all other metrics rise. Never for NaN or infinity."""
+    """By how much a value is better than the best so far; losses and errors should fall, others rise. Never for NaN or infinity."""
     if not isfinite(value):
         return -inf
-    return inf if best is None else best - value if metric.endswith("loss") else value - best
+    return inf if best is None else best - value if metric.endswith(FALLING) else value - best
+
+
+def told(record: Mapping[str, Any], metric: str) -> float | None:
+    """A metric in the record of an epoch: ``test_dice``, or of one class ``test_dice_of/1``; None if it was not measured."""
+    value = record
+    for name in metric.split("/"):
+        value = value.get(name, {})
+    return value if isinstance(value, int | float) else None
 
 
 @dataclass
@@ -32,7 +41,7 @@ class Best:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Take the record of an epoch; NaN, infinity and metrics that were not measured are never the best."""
-        value = record.get(self.metric)
+        value = told(record, self.metric)
         if value is not None and gain(self.metric, value, self.value) > 0:
             self.value, self.epoch, self.step = float(value), record["epoch"], record["step"]
 
@@ -62,7 +71,7 @@ class EarlyStop:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Take the record of an epoch, if the metric was measured in it."""
-        value = record.get(self.config.metric)
+        value = told(record, self.config.metric)
         if value is None:
             return
         better = gain(self.config.metric, value, self.best) > self.config.min_delta
@@ -79,9 +88,11 @@ class EarlyStop:
 
 
 def watched_metric(train: training.TrainConfig, test: bool) -> str | None:
-    """The metric that says which weights are the best: that of early stop, else of the test data; None without either."""
+    """The metric that says which weights are the best: as is said, that of early stop, or of the test data; None without any."""
+    if train.evaluate.watch is not None:
+        return train.evaluate.watch
     if train.early_stop is not None:
         return train.early_stop.metric
     if not test:
         return None
-    return "test_accuracy" if train.loss == CrossEntropy.kind else "test_loss"
+    return "test_accuracy" if train.loss.kind == CrossEntropy.kind else "test_loss"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ from lbpar.runtime.binding import Context
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
-from lbpar.train.setup import build_dataset, wanted_data
+from lbpar.train.setup import build_dataset, loss_of, wanted_data
 from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
@@ -178,8 +178,8 @@ class Evaluator:
         """Samples at a time."""
         return self.config.train.evaluate.batch or self.config.train.batch
 
-    def evaluate(self, dataset: Dataset | None = None) -> dict[str, float]:
-        """Loss and accuracies on a dataset (default: the test split), with running statistics and no dropout.
+    def evaluate(self, dataset: Dataset | None = None) -> dict[str, Any]:
+        """Loss, accuracies and ``train.evaluate.metrics`` on a dataset (default: the test split), with running statistics and no dropout.
 
         Raises
         ------
@@ -201,7 +201,8 @@ class Evaluator:
                 result = self.worker.run(feed, len(batch), "evaluate")
                 self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
                 totals.add(result)
-        return totals.record("test_")
+        elements = prod(self.graph.shapes(1)[self.graph.output])
+        return totals.record("test_", loss_of(self.graph).metrics, elements)
 
     def _reader(self, dataset: Dataset, mode: Mode) -> Callable[[np.ndarray], dict[str, Array]]:
         """Reads this rank's part of a batch, as training, evaluation and prediction all do."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from lbpar import __version__
 from lbpar.checkpoint.files import checkpoint_path
+from lbpar.config.losses import METRICS
 from lbpar.program.words import program_rows
 from lbpar.provenance import hosts, provenance, timestamp
 from lbpar.tables import print_table, short
@@ -21,7 +22,14 @@ from lbpar.text import human_bytes
 from lbpar.train.json_text import dumps, write_text
 from lbpar.train.trainer import Trainer
 
-FINAL = ("test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
+FINAL = (
+    *(f"test_{m}" for m in METRICS if m != "confusion"),
+    "test_accuracy",
+    "test_loss",
+    "accuracy",
+    "loss",
+    "images_per_s",
+)
 
 
 def say(text: str) -> None:

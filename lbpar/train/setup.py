@@ -12,7 +12,7 @@ from lbpar.data.open import open_dataset
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph, Node
 from lbpar.graph.norm_stats import with_norm_stats
-from lbpar.graph.ops.losses import CrossEntropy, Loss, make_loss
+from lbpar.graph.ops.losses import Loss, make_loss
 from lbpar.layout.grid import Grid
 from lbpar.models.load import load_graph
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
@@ -33,11 +33,12 @@ def build_graph(config: RunConfig, graph: Graph | None = None) -> Graph:
 
 def build_loss(train: TrainConfig) -> Loss:
     """The loss of a run file."""
-    if train.label_smoothing and train.loss != CrossEntropy.kind:
-        raise ConfigError(
-            f"train.label_smoothing: got {train.label_smoothing} with loss {train.loss}; it needs cross_entropy."
-        )
-    return make_loss(train.loss, train.label_smoothing)
+    return make_loss(train.loss, train.label_smoothing, train.evaluate.metrics)
+
+
+def loss_of(graph: Graph) -> Loss:
+    """The loss of a network that has one."""
+    return cast(Loss, cast(Node, graph.loss).op)
 
 
 def build_plan(
@@ -165,7 +166,8 @@ def build_dataset(
 
 
 def wanted_data(graph: Graph) -> dict[str, Any]:
-    """``input_shape``, ``target_shape``, and ``classes`` or ``limits`` of the data that a network with a loss takes."""
-    shapes, loss = graph.shapes(1), cast(Loss, cast(Node, graph.loss).op)
-    targets = {"classes": shapes[graph.output][-1]} if loss.labels else {"limits": loss.limits}
+    """``input_shape``, ``target_shape``, and ``classes`` (with ``ignore``) or ``limits`` of the data that a network with a loss takes."""
+    shapes, loss = graph.shapes(1), loss_of(graph)
+    classes = {"classes": shapes[graph.output][-1], "ignore": getattr(loss, "ignore_index", None)}
+    targets = classes if loss.labels else {"limits": loss.limits}
     return {"input_shape": shapes["input"][1:], "target_shape": shapes[TARGET][1:], **targets}

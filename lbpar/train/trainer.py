@@ -12,13 +12,13 @@ from typing import Any
 
 from lbpar.checkpoint.files import checkpoint_path, latest
 from lbpar.checkpoint.saving import Later, load, require, save
+from lbpar.config.losses import METRICS
 from lbpar.config.paths import as_path
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
-from lbpar.graph.ops.losses import LOSSES
 from lbpar.runtime.binding import Context
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
@@ -28,7 +28,7 @@ from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.norms import check_norms
 from lbpar.train.schedules import make_schedule
-from lbpar.train.setup import build_dataset
+from lbpar.train.setup import build_dataset, loss_of
 from lbpar.train.totals import Totals
 
 log = logging.getLogger(__name__)
@@ -91,8 +91,9 @@ class Trainer(Evaluator):
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
         self.early_stop = EarlyStop(stop) if stop else None
-        if stop is not None:
-            self._check_metric(stop.metric)
+        for where, watched in (("early_stop.metric", stop and stop.metric), ("evaluate.watch", c.train.evaluate.watch)):
+            if watched:
+                self._check_metric(f"train.{where}", watched)
         metric = watched_metric(c.train, self.test is not None)
         self.best = Best(metric) if metric else None
         self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate")
@@ -103,13 +104,18 @@ class Trainer(Evaluator):
         """Data that are open, by field of the run file."""
         return {"data.train": self.dataset, "data.test": self.test}
 
-    def _check_metric(self, metric: str) -> None:
-        where = "train.early_stop.metric"
+    def _check_metric(self, where: str, metric: str) -> None:
         if metric.startswith("test_") and self.test is None:
             raise ConfigError(f"{where}: {metric} needs test data; give data.test, or watch loss or accuracy.")
-        if metric.endswith("accuracy") and not LOSSES[self.config.train.loss].labels:
+        loss, (name, _, number) = loss_of(self.graph), metric.removeprefix("test_").partition("/")
+        name = name.removesuffix("_of")
+        if name == "accuracy" and not loss.labels:
             other = metric.replace("accuracy", "loss")
-            raise ConfigError(f"{where}: {metric} is not measured with loss {self.config.train.loss}; watch {other}.")
+            raise ConfigError(f"{where}: {metric} is not measured with loss {loss.kind}; watch {other}.")
+        if name in METRICS and name not in loss.metrics:
+            raise ConfigError(f"{where}: {metric} is not measured; add {name} to train.evaluate.metrics.")
+        if number and int(number) >= (classes := self.graph.shapes(1)[self.graph.output][-1]):
+            raise ConfigError(f"{where}: got class {number} in {metric}, expected 0 to {classes - 1}.")
 
     def check_batches(self) -> None:
         """Refuse batches that the network's norms cannot be trained with. Local; the same on all ranks."""

@@ -147,3 +147,15 @@ def test_ranks_read_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(check_targets(data, share=(k, 3)) for k in range(3)) == 2
     assert seen == list(range(N))
     assert check_targets(Memory(np.zeros((0, 2))), limits=(-inf, inf), share=(1, 2)) == -1
+
+
+def test_the_label_that_is_ignored_may_lie_outside() -> None:
+    y = np.array([[[0, 1], [255, 1]], [[255, 255], [255, 255]]], np.uint8)
+
+    data = Memory(y, 256, "d")
+    assert check_targets(data, 2, ignore=255) == 1
+    with pytest.raises(DataError, match=r"the label 255 in sample 0.*expected 0 to 1"):
+        check_targets(data, 2)
+    y[0, 0, 0] = 7
+    with pytest.raises(DataError, match=r"the label 7 in sample 0.*expected 0 to 1"):
+        check_targets(data, 2, ignore=255)

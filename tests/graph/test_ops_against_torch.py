@@ -243,11 +243,25 @@ def test_several_inputs_and_fan_out(kind: str) -> None:
     check(around((4, 5, 3), op))
 
 
+WEIGHTS = (0.5, 2.0, 0.0, 1.0, 3.0, 1.5, 0.25)
 LOSS_CASES = {
     "cross-entropy": ("cross_entropy", {}),
     "cross-entropy-smoothed": ("cross_entropy", {"smoothing": 0.1}),
+    "cross-entropy-weighted": ("cross_entropy", {"class_weights": WEIGHTS}),
+    "cross-entropy-ignored": ("cross_entropy", {"ignore_index": 255}),
+    "cross-entropy-all": ("cross_entropy", {"class_weights": WEIGHTS, "ignore_index": 2, "smoothing": 0.1}),
+    "focal": ("focal", {}),
+    "focal-below-one": ("focal", {"gamma": 0.5, "class_weights": WEIGHTS, "ignore_index": -1}),
     "dice": ("dice", {}),
     "dice-eps": ("dice", {"eps": 0.01}),
+    "dice-per-sample": ("dice", {"per_sample": True, "background": False, "eps": 1e-5}),
+    "dice-weighted": ("dice", {"class_weights": WEIGHTS, "ignore_index": 255}),
+    "dice-cross-entropy": ("dice_cross_entropy", {"dice": 0.5, "cross_entropy": 2.0, "smoothing": 0.1}),
+    "dice-cross-entropy-all": (
+        "dice_cross_entropy",
+        {"dice": 0.5, "class_weights": WEIGHTS, "ignore_index": 0, "background": False, "per_sample": True},
+    ),
+    "dice-focal": ("dice_cross_entropy", {"gamma": 1.5}),
     "mse": ("mse", {}),
     "l1": ("l1", {}),
     "huber": ("huber", {}),
@@ -261,6 +275,31 @@ def test_loss(kind: str, options: dict, shape: tuple[int, ...]) -> None:
     g = GraphBuilder(input=shape)
     graph = g.build(g.leaky_relu(g.input)).with_loss(LOSSES[kind](**options))
     check(graph, batch=4)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "focal", "dice_cross_entropy"])
+def test_a_batch_of_ignored_positions_only_has_no_gradient(kind: str) -> None:
+    g = GraphBuilder(input=(3, 2, 4))
+    graph = g.build(g.leaky_relu(g.input)).with_loss(LOSSES[kind](ignore_index=9, class_weights=(1.0, 0.5, 2.0, 1.0)))
+    feeds = samples(graph, 2, np.random.default_rng(0))
+    feeds["target"][:] = 9
+    got = serial(graph, 2, feeds)
+    np.testing.assert_array_equal(got.value("input:dy"), 0)
+    assert got.results[0]["loss"] == 0 and list(got.results[0]["hits"]) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_weights": (1.0, 2.0)}, "got the class weights .*expected 3, one per class"),
+        ({"class_weights": (0.0, 0.0, 0.0)}, "not all 0"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(options: dict, message: str) -> None:
+    g = GraphBuilder(input=(3, 3))
+    graph = g.build(g.relu(g.input)).with_loss(LOSSES["dice"](**options))
+    with pytest.raises(GraphError, match=message):
+        graph.shapes(2)
 
 
 @pytest.mark.parametrize("shape", [(7,), (4, 5, 7)], ids=["samples", "pixels"])

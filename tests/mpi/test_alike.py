@@ -27,7 +27,7 @@ def last() -> bool:
     ("job", "said"),
     [
         (lambda: api.verify(api.load_run(RUN), seed=int(last())), "seed: rank "),
-        (lambda: api.verify(api.load_run(RUN, ["train.loss=bce"] * last())), "train.loss: rank "),
+        (lambda: api.verify(api.load_run(RUN, ["train.loss=bce"] * last())), "train.loss.name: rank "),
         (lambda: api.verify(api.load_run(RUN), random_plans=-int(last())), "random_plans: rank "),
         (lambda: api.train(api.load_run(RUN, ["parallel.strategy=spatial"] * last())), "parallel.strategy: rank "),
         (lambda: api.train(api.load_run(RUN), write=last()), "write: rank "),

@@ -218,15 +218,70 @@ def test_other_ops(name: str) -> None:
         compare(graph, [random_plan(graph, batch, Grid.of(p), rng, 0.1) for p in PROCS], batch)
 
 
+WEIGHTS = (0.5, 2.0, 0.0, 1.0, 3.0)
+LOSS_KINDS: dict[str, dict[str, Any]] = {
+    "cross_entropy": {},
+    "cross_entropy smoothed": {"smoothing": 0.2},
+    "cross_entropy weighted": {"smoothing": 0.2, "class_weights": WEIGHTS, "ignore_index": 255},
+    "focal": {"gamma": 1.5, "class_weights": WEIGHTS, "ignore_index": -1},
+    "dice": {},
+    "dice of foregrounds": {"background": False, "per_sample": True, "ignore_index": 255, "class_weights": WEIGHTS},
+    "dice_cross_entropy": {"dice": 0.5, "cross_entropy": 2.0},
+    "dice_cross_entropy weighted": {"class_weights": WEIGHTS, "ignore_index": 0, "per_sample": True},
+    "mse": {},
+    "l1": {},
+    "huber": {},
+    "bce": {},
+}
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 5), (2, 3, 2, 5)], ids=["samples", "pixels", "voxels"])
-@pytest.mark.parametrize("kind", ["cross_entropy", "cross_entropy smoothed", "dice", "mse", "l1", "huber", "bce"])
+@pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_losses_with_split_classes(kind: str, shape: tuple[int, ...]) -> None:
     g = GraphBuilder(input=shape)
-    loss = LOSSES["cross_entropy"](0.2) if " " in kind else LOSSES[kind]()  # type: ignore[call-arg]
-    graph = g.build(g.leaky_relu(g.input)).with_loss(loss)
+    graph = g.build(g.leaky_relu(g.input)).with_loss(LOSSES[kind.split()[0]](**LOSS_KINDS[kind]))
     rng = np.random.default_rng(len(kind))
     split = [everywhere(graph, Grid((p,)), ("F", (0,)), ("C", (0,))) for p in (2, 3, 8)]  # 8: more ranks than classes
     compare(graph, [*split, *(random_plan(graph, 3, Grid.of(p), rng, 0.1) for p in PROCS)], 3)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4, 5), (2, 3, 2, 5)], ids=["samples", "pixels", "voxels"])
+@pytest.mark.parametrize("ignore", [None, 255, 1])
+def test_what_metrics_follow_from_is_counted_exactly(ignore: int | None, shape: tuple[int, ...]) -> None:
+    """Also where classes are equal: the first of them counts, wherever it lies. Counts are numbers of positions, without rounding."""
+    g = GraphBuilder(input=shape)
+    loss = LOSSES["dice"](metrics=("dice", "confusion"), ignore_index=ignore)
+    graph = g.build(g.leaky_relu(g.input)).with_loss(loss)
+    rng = np.random.default_rng(3)
+    feeds = samples(graph, 4, rng)
+    feeds["input"] = rng.integers(-1, 2, feeds["input"].shape).astype(float)
+    found, target = feeds["input"].argmax(-1), feeds["target"]
+    known = np.full(target.shape, True) if ignore is None else target != ignore
+    want = np.array([[(known & (target == i) & (found == j)).sum() for j in range(5)] for i in range(5)])
+    split = [everywhere(graph, Grid((p,)), ("F", (0,)), ("C", (0,))) for p in (2, 3, 8)]
+    for plan in (Plan(Grid(), {}), *split, *(random_plan(graph, 4, Grid.of(p), rng, 0.1) for p in PROCS)):
+        got = run(graph, plan, 4, feeds, training=False)
+        assert_counted(got)
+        for r in got.results:
+            np.testing.assert_array_equal(r["confusion"], want)
+            np.testing.assert_array_equal(r["counts"], [want.diagonal(), want.sum(0), want.sum(1)])
+            assert r["hits"][0] == want.trace() and (ignore is None or r["hits"][-1] == known.sum())
+
+
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_errors_are_summed_over_all_ranks(kind: str) -> None:
+    g = GraphBuilder(input=(3, 4, 5))
+    graph = g.build(g.leaky_relu(g.input)).with_loss(LOSSES[kind](metrics=("mae",)))
+    rng = np.random.default_rng(3)
+    feeds = samples(graph, 3, rng)
+    x = np.where(feeds["input"] > 0, 1, 0.01) * feeds["input"]
+    d = x - feeds["target"]
+    for plan in (Plan(Grid(), {}), *(random_plan(graph, 3, Grid.of(p), rng, 0.1) for p in PROCS)):
+        got = run(graph, plan, 3, feeds, training=False)
+        assert_counted(got)
+        for r in got.results:
+            np.testing.assert_allclose(r["errors"], [np.abs(d).sum(), (d * d).sum()], rtol=1e-13)
+    assert "errors" not in serial(graph, 3, feeds).results[0]  # training measures none
 
 
 # Symptoms that users of other projects met.

@@ -251,13 +251,16 @@ def random_state(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray
 
 
 def samples(graph: Graph, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random inputs and targets. Labels are classes of the output; binary targets lie in [0, 1]."""
+    """Random inputs and targets. Labels are classes of the output, a third of them those that the loss ignores; binary targets lie in [0, 1]."""
     out: dict[str, np.ndarray] = {}
     classes = graph.shapes(batch)[graph.output][-1]
     for node in graph.inputs:
         shape = graph.shapes(batch)[node.name]
         if getattr(node.op, "dtype", None) == "int64":
             out[node.name] = rng.integers(0, classes, shape)
+            ignore = getattr(graph.loss and graph.loss.op, "ignore_index", None)
+            if ignore is not None:  # some positions, never all
+                out[node.name].flat[1::3] = ignore
         elif node.name == "target":
             out[node.name] = rng.random(shape)
         else:

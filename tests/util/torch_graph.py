@@ -166,8 +166,8 @@ def _apply(
             for i, f in enumerate(op.factor):
                 x = x.repeat_interleave(f, 1 + i)
             return x
-        case "cross_entropy":
-            return functional.cross_entropy(_first(x), xs[1], label_smoothing=op.smoothing)
+        case "cross_entropy" | "focal" | "dice" | "dice_cross_entropy":
+            return _class_loss(op, x, xs[1])
         case "mse":
             return functional.mse_loss(x, xs[1])
         case "l1":
@@ -176,11 +176,30 @@ def _apply(
             return functional.huber_loss(x, xs[1])
         case "bce":
             return functional.binary_cross_entropy_with_logits(x, xs[1])
-        case "dice":
-            p = x.softmax(-1).reshape(-1, x.shape[-1])
-            t = functional.one_hot(xs[1].reshape(-1), x.shape[-1])
-            return (1 - (2 * (p * t).sum(0) + op.eps) / (p.sum(0) + t.sum(0) + op.eps)).mean()
     raise NotImplementedError(op.kind)
+
+
+def _class_loss(op: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    ignore = -100 if op.ignore_index is None else op.ignore_index
+    weight = None if op.class_weights is None else torch.tensor(op.class_weights, dtype=x.dtype)
+    smoothing, gamma = getattr(op, "smoothing", 0.0), getattr(op, "gamma", 0.0)
+    entropy = functional.cross_entropy(_first(x), t, weight, ignore_index=ignore, label_smoothing=smoothing)
+    known = t != ignore
+    if gamma:
+        log = functional.cross_entropy(_first(x), t, ignore_index=ignore, reduction="none")
+        factor = known if weight is None else weight[torch.where(known, t, 0)] * known
+        entropy = (factor * (1 - torch.exp(-log)) ** gamma * log).sum() / factor.sum()
+    if op.kind in ("cross_entropy", "focal"):
+        return entropy
+    p = x.softmax(-1) * known[..., None]
+    one = functional.one_hot(torch.where(known, t, 0), x.shape[-1]) * known[..., None]
+    p, one = (a.reshape(len(x) if op.per_sample else 1, -1, x.shape[-1]) for a in (p, one))
+    each = 1 - (2 * (p * one).sum(1) + op.eps) / (p.sum(1) + one.sum(1) + op.eps)
+    classes = torch.ones(x.shape[-1], dtype=x.dtype) if weight is None else weight.clone()
+    if not op.background:
+        classes[0] = 0
+    dice = (each * classes).sum(-1).mean() / classes.sum()
+    return dice if op.kind == "dice" else op.cross_entropy * entropy + op.dice * dice
 
 
 def _bias(b: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor | float:
