@@ -13,10 +13,10 @@ Arrays, events and copies to and from the host are those of `lbpar.engine.device
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -503,6 +503,13 @@ class Engine(Rules):
             more = self.pack(more, (*(slice(None) for _ in more.shape[1:]), slice(0, channels)))
         return self.add([self.norm_backward_data(x, dy, mean, invstd, scale, sums, count), more])
 
+    def on_host(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a NumPy function makes of arrays and other things: of an op that no engine has kernels of its own for.
+
+        Engines of devices copy the arrays to the host, and what it returns (an array, or a tuple of them) back.
+        """
+        return function(*args)
+
     # -- split softmax and losses ----------------------------------------------------------------------------------
     #
     # The last dimension holds classes [class_start, class_start + C) of `classes`; maxima and sums of the blocks are
@@ -619,98 +626,3 @@ class Engine(Rules):
     @abstractmethod
     def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
         """Second half: ``p * (g - inner)``, in x's shape and type."""
-
-    # -- losses with a factor per position, and what metrics follow from ---------------------------------------------
-    #
-    # Positions whose target is `ignore` (None: none) count nowhere. Class weights, and factors of classes, are those of
-    # the local classes, but for `label_factors` and `weighed_entropy_loss`, which take them of all.
-
-    @abstractmethod
-    def label_factors(
-        self, target: Array, class_weights: Sequence[float], ignore: int | None
-    ) -> tuple[Float64Array, Float64Array]:
-        """Per position the weight of its target's class, -1 where it is ignored, float64 P; and the sum of weights, of shape ()."""
-
-    @abstractmethod
-    def class_spread(self, x: Array, m: Array, class_weights: Sequence[float]) -> Float64Array:
-        """Sum over the local classes of ``w * (x - m)``, float64 P."""
-
-    @abstractmethod
-    def weighed_entropy_loss(
-        self,
-        sums: Array,
-        factors: Array,
-        total: Array,
-        spread: Array | None,
-        smoothing: float,
-        gamma: float,
-        class_weights: Sequence[float],
-        scale: float,
-    ) -> Float64Array:
-        """Cross-entropy, or focal loss, with a factor per position; ``scale`` times its sum by ``total``, or 0 where that is 0.
-
-        A position has ``f * (1 - smoothing) * (1 - q)**gamma * -log(q)`` with q the softmax at its target, and, unless it is
-        ignored, ``smoothing / F`` times the sum over classes of ``-w * log(p)``.
-        """
-
-    @abstractmethod
-    def weighed_entropy_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        factors: Array,
-        total: Array,
-        class_start: int,
-        smoothing: float,
-        gamma: float,
-        class_weights: Sequence[float],
-        scale: float,
-    ) -> Array:
-        """The gradient of `weighed_entropy_loss` for the local classes; ``class_weights`` of all classes."""
-
-    @abstractmethod
-    def region_sums(
-        self, x: Array, m: Array, sums: Array, target: Array, class_start: int, ignore: int | None, per_sample: bool
-    ) -> Float64Array:
-        """As `dice_sums`, of positions that are not ignored; (3, N, C), the sums of each sample, with ``per_sample``."""
-
-    @abstractmethod
-    def region_loss(self, dsums: Array, eps: float, factors: Sequence[float]) -> Float64Array:
-        """Sum over samples and the local classes of ``factor * (1 - (2*I + eps) / (P + T + eps))``."""
-
-    @abstractmethod
-    def region_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        class_start: int,
-        dsums: Array,
-        eps: float,
-        factors: Sequence[float],
-        ignore: int | None,
-    ) -> tuple[Array, Float64Array]:
-        """As `dice_backward`, of `region_loss`; 0 where the position is ignored."""
-
-    @abstractmethod
-    def count_known_hits(self, rank: Array, target: Array, tops: Sequence[int], ignore: int) -> Float64Array:
-        """`count_hits` of the positions that are not ignored, and, last, their number."""
-
-    @abstractmethod
-    def softmax_first(self, x: Array, m: Array, class_start: int) -> Float64Array:
-        """Minus the first local class whose logit is the maximum, float64 P; -inf where there is none."""
-
-    @abstractmethod
-    def class_counts(self, first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
-        """float64 (3, classes): how many positions are of the class and found, taken for it, and of it."""
-
-    @abstractmethod
-    def class_confusion(self, first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
-        """float64 (classes, classes): how many positions of a class (rows) were taken for a class (columns)."""
-
-    @abstractmethod
-    def error_sums(self, x: Array, t: Array) -> Float64Array:
-        """float64 (2,): the sums of ``|x - t|`` and of its square."""

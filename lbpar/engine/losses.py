@@ -26,7 +26,7 @@ class Losses(Engine):
         return np.asarray(x.max(axis=-1, initial=-np.inf))
 
     def softmax_sums(self, x: Array, m: Array, target: Array, class_start: int) -> Float64Array:
-        difference = _shifted(x, m)
+        difference = shifted(x, m)
         result = np.empty((3, *x.shape[:-1]))
         np.exp(difference).sum(axis=-1, out=result[0])
         result[1] = _at_target(difference, target, class_start)
@@ -50,14 +50,14 @@ class Losses(Engine):
         classes: int,
         scale: float,
     ) -> Array:
-        dx = _probabilities(x, m, sums)
+        dx = probabilities(x, m, sums)
         dx -= smoothing / classes
         _add_at_target(dx, target, class_start, smoothing - 1)
         dx *= scale
         return dx.astype(x.dtype, copy=False)
 
     def softmax_rank(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-        difference, own = _shifted(x, m), sums[1][..., None]
+        difference, own = shifted(x, m), sums[1][..., None]
         earlier = np.arange(class_start, class_start + x.shape[-1]) < target[..., None]
         before = np.count_nonzero((difference > own) | (earlier & (difference == own)), axis=-1)
         return np.where(np.isfinite(sums[0]), before, np.inf)
@@ -91,8 +91,8 @@ class Losses(Engine):
         return dx
 
     def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-        p = _probabilities(x, m, sums)
-        local, inside = _local(target, class_start, x.shape[-1])
+        p = probabilities(x, m, sums)
+        local, inside = local_classes(target, class_start, x.shape[-1])
         hit = local[inside]
         result = np.empty((3, x.shape[-1]))
         result[0] = np.bincount(hit, weights=_at_target(p, target, class_start)[inside], minlength=x.shape[-1])
@@ -112,134 +112,12 @@ class Losses(Engine):
         g = np.empty(x.shape)
         g[...] = (2 * overlap + eps) / (union * union) / classes
         _add_at_target(g, target, class_start, -2 / union / classes)
-        return g.astype(x.dtype), np.asarray((g * _probabilities(x, m, sums)).sum(axis=-1))
+        return g.astype(x.dtype), np.asarray((g * probabilities(x, m, sums)).sum(axis=-1))
 
     def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
         dx = g - inner[..., None]
-        dx *= _probabilities(x, m, sums)
+        dx *= probabilities(x, m, sums)
         return dx.astype(x.dtype, copy=False)
-
-    # Losses with a factor per position.
-
-    def label_factors(
-        self, target: Array, class_weights: Sequence[float], ignore: int | None
-    ) -> tuple[Float64Array, Float64Array]:
-        known = _known(target, ignore)
-        factors = np.where(known, np.asarray(class_weights)[np.where(known, target, 0)], -1.0)
-        return factors, np.asarray(factors.sum(where=known))
-
-    def class_spread(self, x: Array, m: Array, class_weights: Sequence[float]) -> Float64Array:
-        return np.asarray(_shifted(x, m) @ np.asarray(class_weights, np.float64))
-
-    def weighed_entropy_loss(
-        self,
-        sums: Array,
-        factors: Array,
-        total: Array,
-        spread: Array | None,
-        smoothing: float,
-        gamma: float,
-        class_weights: Sequence[float],
-        scale: float,
-    ) -> Float64Array:
-        if not total:
-            return np.zeros(())
-        log, weighs = np.log(sums[0]), factors > 0
-        nats = np.maximum(log - sums[1], 0)
-        loss = (1 - smoothing) * (factors * (nats * (-np.expm1(-nats)) ** gamma)).sum(where=weighs)
-        if spread is not None:
-            loss += smoothing / len(class_weights) * (sum(class_weights) * log - spread).sum(where=factors >= 0)
-        return np.asarray(scale * loss / total)
-
-    def weighed_entropy_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        factors: Array,
-        total: Array,
-        class_start: int,
-        smoothing: float,
-        gamma: float,
-        class_weights: Sequence[float],
-        scale: float,
-    ) -> Array:
-        if not total:
-            return np.zeros_like(x)
-        slope, known = (1 - smoothing) * np.maximum(factors, 0), factors >= 0
-        if gamma:
-            nats = np.maximum(np.log(sums[0]) - sums[1], 0)
-            rest = -np.expm1(-nats)  # 1 - q
-            with np.errstate(divide="ignore", invalid="ignore"):
-                steep = rest**gamma + gamma * np.exp(-nats) * nats * rest ** (gamma - 1)
-            slope *= np.where(rest == 0, 0, steep)
-        even = smoothing / len(class_weights)
-        dx = _probabilities(x, m, sums)
-        dx *= (slope + even * sum(class_weights) * known)[..., None]
-        _add_each_at_target(dx, target, class_start, -slope)
-        if smoothing:
-            dx -= even * known[..., None] * np.asarray(class_weights)[class_start : class_start + x.shape[-1]]
-        dx *= scale / total
-        return dx.astype(x.dtype, copy=False)
-
-    def region_sums(
-        self, x: Array, m: Array, sums: Array, target: Array, class_start: int, ignore: int | None, per_sample: bool
-    ) -> Float64Array:
-        known = _known(target, ignore)
-        p = _probabilities(x, m, sums) * known[..., None]
-        local = np.where(known, target, -1)[..., None] == class_start + np.arange(x.shape[-1])
-        axes = tuple(range(per_sample, x.ndim - 1))
-        return np.stack([(p * local).sum(axes), p.sum(axes), local.sum(axes)])
-
-    def region_loss(self, dsums: Array, eps: float, factors: Sequence[float]) -> Float64Array:
-        overlap, p, t = dsums
-        return np.asarray((np.asarray(factors) * (1 - (2 * overlap + eps) / (p + t + eps))).sum())
-
-    def region_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        class_start: int,
-        dsums: Array,
-        eps: float,
-        factors: Sequence[float],
-        ignore: int | None,
-    ) -> tuple[Array, Float64Array]:
-        per_sample = dsums.ndim == 3
-        shape = (dsums.shape[1], *(1,) * (x.ndim - 2), x.shape[-1]) if per_sample else (x.shape[-1],)
-        overlap, p, t = (part.reshape(shape) for part in dsums)
-        union, known = p + t + eps, _known(target, ignore)
-        local = target[..., None] == class_start + np.arange(x.shape[-1])
-        g = np.asarray(factors) * ((2 * overlap + eps) / (union * union) - 2 / union * local) * known[..., None]
-        return g.astype(x.dtype), np.asarray((g * _probabilities(x, m, sums)).sum(axis=-1))
-
-    # What metrics follow from.
-
-    def count_known_hits(self, rank: Array, target: Array, tops: Sequence[int], ignore: int) -> Float64Array:
-        known = target != ignore
-        return np.array([*((known & (rank < k)).sum() for k in tops), known.sum()], np.float64)
-
-    def softmax_first(self, x: Array, m: Array, class_start: int) -> Float64Array:
-        if not x.shape[-1]:
-            return np.full(x.shape[:-1], -np.inf)
-        largest = x == m[..., None]
-        return np.where(largest.any(axis=-1), -(class_start + largest.argmax(axis=-1)), -np.inf)
-
-    def class_counts(self, first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
-        table = self.class_confusion(first, target, classes, ignore)
-        return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
-
-    def class_confusion(self, first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
-        told = _known(target, ignore) & np.isfinite(first)
-        pairs = target[told].astype(np.int64) * classes - first[told].astype(np.int64)
-        return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes).astype(np.float64)
-
-    def error_sums(self, x: Array, t: Array) -> Float64Array:
-        d = x.astype(np.float64) - t
-        return np.array([np.abs(d).sum(), np.square(d).sum()])
 
 
 def sigmoid(x: Array) -> Array:
@@ -252,18 +130,20 @@ def sigmoid(x: Array) -> Array:
     return y
 
 
-def _shifted(x: Array, m: Array) -> Float64Array:
+def shifted(x: Array, m: Array) -> Float64Array:
+    """``x - m``."""
     return x.astype(np.float64) - m[..., None]
 
 
-def _probabilities(x: Array, m: Array, sums: Array) -> Float64Array:
-    p = _shifted(x, m)
+def probabilities(x: Array, m: Array, sums: Array) -> Float64Array:
+    """The softmax."""
+    p = shifted(x, m)
     np.exp(p, out=p)
     p /= sums[0][..., None]
     return p
 
 
-def _local(target: Array, class_start: int, width: int) -> tuple[Array, Array]:
+def local_classes(target: Array, class_start: int, width: int) -> tuple[Array, Array]:
     """Targets counted from the first local class (int64), and which of them are local."""
     local = target.astype(np.int64) - class_start
     return local, (local >= 0) & (local < width)
@@ -271,7 +151,7 @@ def _local(target: Array, class_start: int, width: int) -> tuple[Array, Array]:
 
 def _at_target(values: Float64Array, target: Array, class_start: int) -> Float64Array:
     """values[..., target] where local, else 0; shape of target."""
-    local, inside = _local(target, class_start, values.shape[-1])
+    local, inside = local_classes(target, class_start, values.shape[-1])
     picked = np.zeros(target.shape)
     picked[inside] = rows_of(values)[np.flatnonzero(inside), local[inside]]
     return picked
@@ -279,17 +159,6 @@ def _at_target(values: Float64Array, target: Array, class_start: int) -> Float64
 
 def _add_at_target(values: Float64Array, target: Array, class_start: int, amount: float | Array) -> None:
     """Add amount (a number, or one per local class) to values[..., target] in place, where local."""
-    local, inside = _local(target, class_start, values.shape[-1])
+    local, inside = local_classes(target, class_start, values.shape[-1])
     hit = local[inside]
     rows_of(values)[np.flatnonzero(inside), hit] += amount if np.isscalar(amount) else np.asarray(amount)[hit]
-
-
-def _known(target: Array, ignore: int | None) -> Array:
-    """Which positions count."""
-    return np.ones(target.shape, bool) if ignore is None else target != ignore
-
-
-def _add_each_at_target(values: Float64Array, target: Array, class_start: int, amounts: Float64Array) -> None:
-    """Add an amount per position to values[..., target] in place, where local."""
-    local, inside = _local(target, class_start, values.shape[-1])
-    rows_of(values)[np.flatnonzero(inside), local[inside]] += amounts[inside]

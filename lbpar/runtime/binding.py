@@ -16,6 +16,7 @@ import numpy as np
 
 from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
+from lbpar.engine.host import label_losses
 from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
 from lbpar.layout.interior import interior, rims
@@ -142,6 +143,25 @@ def _method(
         def call(e: Engine, _: Context, *arrays: Array, **placed: Array) -> tuple[Array, ...]:
             result = getattr(e, name)(*(arrays if arrange is None else arrange(*arrays)), *last, **placed)
             return result if several else (result,)
+
+        return call
+
+    return bind
+
+
+def _none(b: Bound) -> tuple[Any, ...]:
+    return ()
+
+
+def _on_host(function: Callable[..., Any], *attrs: str, more: Callable[[Bound], tuple[Any, ...]] = _none) -> Binder:
+    """A NumPy function, of the arrays, then of ``more``, then of the named attributes (`Engine.on_host`)."""
+
+    def bind(b: Bound) -> Call:
+        last, several = (*more(b), *b.attrs(*attrs)), len(b.kernel.writes) > 1
+
+        def call(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
+            result = e.on_host(function, *arrays, *last)
+            return tuple(result) if several else (result,)
 
         return call
 
@@ -402,23 +422,6 @@ def _of_classes(b: Bound, values: Sequence[float]) -> tuple[float, ...]:
     return tuple(values[first : first + length(b.reads[0][-1])])
 
 
-def _weighed_entropy_loss(b: Bound) -> Call:
-    attrs = b.attrs("smoothing", "gamma", "class_weights", "scale")
-    return lambda e, _, sums, factors, total, *spread: (
-        e.weighed_entropy_loss(sums, factors, total, spread[0] if spread else None, *attrs),
-    )
-
-
-def _region_loss(b: Bound) -> Call:
-    eps, factors = b.attr("eps"), _of_classes(b, b.attr("factors"))
-    return lambda e, _, dsums: (e.region_loss(dsums, eps, factors),)
-
-
-def _region_backward(b: Bound) -> Call:
-    first, eps, factors, ignore = *_first_class(b), b.attr("eps"), _of_classes(b, b.attr("factors")), b.attr("ignore")
-    return lambda e, _, x, m, sums, t, dsums: e.region_backward(x, m, sums, t, first, dsums, eps, factors, ignore)
-
-
 def register_kernel(name: str, function: Callable[..., Array], *attrs: str) -> None:
     """Let a function compute the kernels of a name: of this rank's blocks of what they read, then of the named attributes.
 
@@ -527,19 +530,29 @@ BINDERS: dict[str, Binder] = {
     "dice_loss": _method("dice_loss", "eps", "classes"),
     "dice_backward": _dice_backward,
     "dice_backward_data": _method("dice_backward_data"),
-    "label_factors": _method("label_factors", "class_weights", "ignore"),
-    "class_spread": _method("class_spread", more=lambda b: (_of_classes(b, b.attr("class_weights")),)),
-    "weighed_entropy_loss": _weighed_entropy_loss,
-    "weighed_entropy_backward": _method(
-        "weighed_entropy_backward", "smoothing", "gamma", "class_weights", "scale", more=_first_class
-    ),
-    "region_sums": _method("region_sums", "ignore", "per_sample", more=_first_class),
-    "region_loss": _region_loss,
-    "region_backward": _region_backward,
-    "count_known_hits": _method("count_known_hits", "tops", "ignore"),
-    "softmax_first": _method("softmax_first", more=_first_class),
-    **{f"class_{v}": _method(f"class_{v}", "classes", "ignore") for v in ("counts", "confusion")},
-    "error_sums": _method("error_sums"),
+    **{
+        f.__name__: _on_host(f, *attrs, more=more)
+        for f, more, *attrs in (
+            (label_losses.label_factors, _none, "class_weights", "ignore"),
+            (label_losses.class_spread, lambda b: (_of_classes(b, b.attr("class_weights")),)),
+            (label_losses.weighed_entropy_loss, _none, "gamma", "scale"),
+            (label_losses.smoothed_entropy_loss, _none, "gamma", "scale", "smoothing", "class_weights"),
+            (label_losses.weighed_entropy_backward, _first_class, "gamma", "scale", "smoothing", "class_weights"),
+            (label_losses.region_sums, _first_class, "ignore", "per_sample"),
+            (label_losses.region_loss, lambda b: (_of_classes(b, b.attr("factors")),), "eps"),
+            (
+                label_losses.region_backward,
+                lambda b: (*_first_class(b), _of_classes(b, b.attr("factors"))),
+                "eps",
+                "ignore",
+            ),
+            (label_losses.count_known_hits, _none, "tops", "ignore"),
+            (label_losses.softmax_first, _first_class),
+            (label_losses.class_counts, _none, "classes", "ignore"),
+            (label_losses.class_confusion, _none, "classes", "ignore"),
+            (label_losses.error_sums, _none),
+        )
+    },
 }
 
 

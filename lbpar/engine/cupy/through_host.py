@@ -16,23 +16,25 @@ from lbpar.engine.numpy_engine import NumpyEngine
 def _on_host(name: str) -> Callable[..., Any]:
     @wraps(getattr(Engine, name), updated=())  # but for the mark of abstract methods
     def method(self: ThroughHost, *args: Any) -> Any:
-        given = (self.to_host(a) if isinstance(a, self._ndarray) else a for a in args)
-        made = getattr(NumpyEngine(self.dtype), name)(*given)
-        kind = next(a.dtype for a in args if isinstance(a, self._ndarray))
-
-        def back(a: Any) -> Any:
-            """On the device; in the half type that was widened on the way to the host."""
-            found = self.from_host(a)
-            widened = a.dtype == np.float32 and kind == self.activations and not name.endswith("_sums")
-            return self.copy(found, kind) if widened else found
-
-        return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
+        return self.on_host(getattr(NumpyEngine(self.dtype), name), *args)
 
     return method
 
 
 class ThroughHost(CupyDevice):
     """The part of the engine that runs on the host."""
+
+    def on_host(self, function: Callable[..., Any], *args: Any) -> Any:
+        made = function(*(self.to_host(a) if isinstance(a, self._ndarray) else a for a in args))
+        kind = next(a.dtype for a in args if isinstance(a, self._ndarray))
+
+        def back(a: Any) -> Any:
+            """On the device; in the half type that was widened on the way to the host."""
+            found = self.from_host(a)
+            widened = a.dtype == np.float32 and kind == self.activations and not function.__name__.endswith("_sums")
+            return self.copy(found, kind) if widened else found
+
+        return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
     sample_norm_sums = _on_host("sample_norm_sums")
     sample_norm_apply = _on_host("sample_norm_apply")
@@ -42,15 +44,3 @@ class ThroughHost(CupyDevice):
     activation_backward = _on_host("activation_backward")
     error_loss = _on_host("error_loss")
     error_backward = _on_host("error_backward")
-    error_sums = _on_host("error_sums")
-    label_factors = _on_host("label_factors")
-    class_spread = _on_host("class_spread")
-    weighed_entropy_loss = _on_host("weighed_entropy_loss")
-    weighed_entropy_backward = _on_host("weighed_entropy_backward")
-    region_sums = _on_host("region_sums")
-    region_loss = _on_host("region_loss")
-    region_backward = _on_host("region_backward")
-    count_known_hits = _on_host("count_known_hits")
-    softmax_first = _on_host("softmax_first")
-    class_counts = _on_host("class_counts")
-    class_confusion = _on_host("class_confusion")

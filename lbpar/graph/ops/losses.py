@@ -208,7 +208,9 @@ class _CrossEntropy(_Term):
         return (
             Kernel("label_factors", loops[:-1], (t,), own[:2], which),
             *spread,
-            Kernel("weighed_entropy_loss", loops[:-1], (sums, *own), (y,), attrs),
+            Kernel(
+                "smoothed_entropy_loss" if spread else "weighed_entropy_loss", loops[:-1], (sums, *own), (y,), attrs
+            ),
         )
 
     def backward(self, shape: Shape) -> tuple[Kernel, ...]:
