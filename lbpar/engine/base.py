@@ -456,6 +456,36 @@ class Engine(Rules):
             moved = tuple(replace(d, pad=d.pad + start) for d, (start, _) in zip(win, box, strict=True))
             self._put(dx, box, self.conv_backward_data(dy, w, moved, groups, [stop - start for start, stop in box]))
 
+    def conv_forward_inside(
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None,
+        win: Window,
+        groups: int,
+        out_spatial: Sequence[int],
+        box: Sequence[tuple[int, int]],
+        relu: bool = False,
+    ) -> Array:
+        """A new y of which one box is as `conv_forward_parts` writes it, and the rest of no use to anybody."""
+        y = self.empty((x.shape[0], *out_spatial, w.shape[0]), x.dtype)
+        self.conv_forward_parts(x, w, b, win, groups, y, [box], relu)
+        return y
+
+    def conv_backward_data_inside(
+        self,
+        dy: Array,
+        w: Array,
+        win: Window,
+        groups: int,
+        in_spatial: Sequence[int],
+        box: Sequence[tuple[int, int]],
+    ) -> Array:
+        """A new dx of which one box is as `conv_backward_data_parts` writes it, and the rest of no use to anybody."""
+        dx = self.empty((dy.shape[0], *in_spatial, w.shape[-1] * groups), dy.dtype)
+        self.conv_backward_data_parts(dy, w, win, groups, dx, [box])
+        return dx
+
     def _put(self, y: Array, box: Sequence[tuple[int, int]], part: Array) -> None:
         if part.size:
             self.unpack(part, y, (slice(None), *(slice(*side) for side in box), slice(None)))

@@ -209,28 +209,35 @@ def _part(name: str) -> Binder:
 
     def bind(b: Bound) -> Call:
         whole = [(start(r), start(r) + length(r)) for r in b.writes[0][1:-1]]
-        inside = [side or all_ for side, all_ in zip(interior(b.attr("halo"), b.rank)[1:-1], whole, strict=True)]
-        if not prod(hi - lo for lo, hi in inside):
+        core = [side or all_ for side, all_ in zip(interior(b.attr("halo"), b.rank)[1:-1], whole, strict=True)]
+        if not prod(hi - lo for lo, hi in core):
             if part == "interior":
                 return lambda e, _, x, *others: (e.empty((0,), x.dtype),)
             call = BINDERS[plain](replace(b, reads=b.reads[:-1]))
             return lambda e, c, *arrays: call(e, c, *arrays[:-1])
-        boxes = [inside] if part == "interior" else rims(inside, whole)
+        boxes = [core] if part == "interior" else rims(core, whole)
         places = [[(lo - o, hi - o) for (lo, hi), (o, _) in zip(box, whole, strict=True)] for box in boxes]
         x, y, shape = b.reads[0], b.writes[0], box_shape(b.writes[0])
         windows, groups = (b.windows(y, x), b.groups(y)) if adjoint else (b.windows(x, y), b.groups(x))
         biased = replace(b, reads=b.reads[: len(b.reads) - (part == "rims")]).biased
 
-        def run(e: Engine, x: Array, w: Array, bias: Array | None, y: Array) -> tuple[Array, ...]:
-            if not adjoint:
-                e.conv_forward_parts(x, w, bias, windows, groups, y, places, plain == "conv_relu_forward")
-                return (y,)
-            e.conv_backward_data_parts(x, w, windows, groups, y, places)
-            return (y if bias is None or part == "interior" else e.bias_add(y, bias),)
+        relu, inner = plain == "conv_relu_forward", shape[1:-1]
 
-        if part == "interior":
-            return lambda e, _, x, w, *bias: run(e, x, w, bias[0] if biased else None, e.empty(shape, x.dtype))
-        return lambda e, _, x, w, *more: run(e, x, w, more[0] if biased else None, more[-1])
+        def inside(e: Engine, _: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
+            if adjoint:
+                return (e.conv_backward_data_inside(x, w, windows, groups, inner, places[0]),)
+            b = bias[0] if biased else None
+            return (e.conv_forward_inside(x, w, b, windows, groups, inner, places[0], relu),)
+
+        def around(e: Engine, _: Context, x: Array, w: Array, *more: Array) -> tuple[Array, ...]:
+            bias, y = more[0] if biased else None, more[-1]
+            if adjoint:
+                e.conv_backward_data_parts(x, w, windows, groups, y, places)
+                return (y if bias is None else e.bias_add(y, bias),)
+            e.conv_forward_parts(x, w, bias, windows, groups, y, places, relu)
+            return (y,)
+
+        return inside if part == "interior" else around
 
     return bind
 

@@ -186,6 +186,19 @@ def test_relu_follows_by_our_kernel_where_cudnn_does_not_fuse_it(machine: Machin
     assert machine.launches.get("relu_forward<float>", 0) == (not biased)
 
 
+def test_an_interior_is_computed_with_the_rest_if_it_is_most_of_it(machine: Machine, engine: Any) -> None:
+    x, w, b, dy = values()
+    y = NumpyEngine("float32").conv_relu_forward(x, w, b, FLAT, 1, SHAPES[2])
+    dx = NumpyEngine("float32").conv_backward_data(dy, w, FLAT, 1, x.shape[1:-1])
+    for box, by_cudnn in (([(1, 9), (0, 3)], True), ([(1, 3), (0, 3)], False)):
+        fake_cudnn.executed.clear()
+        got = engine.conv_forward_inside(x, w, b, FLAT, 1, SHAPES[2], box, True)
+        np.testing.assert_array_equal(*(a[:, slice(*box[0])] for a in (got, y)))
+        got = engine.conv_backward_data_inside(dy, w, FLAT, 1, x.shape[1:-1], [box[0], (0, 7)])
+        np.testing.assert_array_equal(*(a[:, slice(*box[0])] for a in (got, dx)))
+        assert ran() == ({"fprop": 1, "dgrad": 1} if by_cudnn else {})
+
+
 def test_cudnn_that_is_missing_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,47 @@ class Products(Pointwise):
 
         key = ("data parts", dy.shape, w.shape, win, groups, dx.shape, _key(boxes))
         self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
+
+    # cuDNN writes whole arrays. Where most of one is wanted that is no loss: the rest is written once more, by who has the ghosts.
+
+    def conv_forward_inside(
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None,
+        win: Window,
+        groups: int,
+        out_spatial: Sequence[int],
+        box: Sequence[tuple[int, int]],
+        relu: bool = False,
+    ) -> Array:
+        out = tuple(out_spatial)
+        g = Geometry.of(x.shape[0], x.shape[1:-1], out, win, groups, x.shape[-1], w.shape[0])
+        if self._whole("forward", g, x, box, out):
+            return self._conv_forward(x, w, b, win, groups, out, relu)
+        return super().conv_forward_inside(x, w, b, win, groups, out, box, relu)  # type: ignore[misc,no-any-return]
+
+    def conv_backward_data_inside(
+        self,
+        dy: Array,
+        w: Array,
+        win: Window,
+        groups: int,
+        in_spatial: Sequence[int],
+        box: Sequence[tuple[int, int]],
+    ) -> Array:
+        inner = tuple(in_spatial)
+        g = Geometry.of(dy.shape[0], inner, dy.shape[1:-1], win, groups, w.shape[-1] * groups, w.shape[0])
+        if self._whole("data", g, dy, box, inner):
+            return self.conv_backward_data(dy, w, win, groups, inner)
+        return super().conv_backward_data_inside(dy, w, win, groups, inner, box)  # type: ignore[misc,no-any-return]
+
+    def _whole(
+        self, what: str, g: Geometry, x: Array, box: Sequence[tuple[int, int]], extents: tuple[int, ...]
+    ) -> bool:
+        """Whether cuDNN computes all of a result of which a box is wanted."""
+        mostly = 2 * prod(stop - start for start, stop in box) > prod(extents)
+        return mostly and self.graphs is not None and self.graphs.plan(what, g, x.dtype.name) is not None
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
         dw = self._place((dy.shape[-1], *(d.kernel for d in win), x.shape[-1] // groups), x, out)
