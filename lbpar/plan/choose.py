@@ -46,10 +46,10 @@ HIDDEN = 0.9
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PricedPlan:
     """One plan, lowered and priced.
 
-    ``name``: how it was made; ``total``: all steps one after the other [s]; ``step``: with overlap.
+    ``name``: how it was made; ``price``: of each step, one after the other; ``step``: with overlap.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Choice:
     ----------
     plan : Plan
         The chosen plan.
-    outcome : Outcome
+    priced : PricedPlan
         It, lowered and priced.
     solution : Solution
         The search that found it (or, if a named strategy was taken, would have).
@@ -81,7 +81,7 @@ class Choice:
         Candidates and costs.
     space : mapping
         The space and the rules in force, in words and numbers.
-    others : tuple of Outcome
+    others : tuple of PricedPlan
         Named strategies and the best single grid, fastest first; empty if none were compared.
     limit : int or None
         Memory limit in bytes.
@@ -92,7 +92,7 @@ class Choice:
     """
 
     plan: Plan
-    outcome: Outcome
+    priced: PricedPlan
     solution: Solution
     tables: Tables
     machine: Machine
@@ -100,7 +100,7 @@ class Choice:
     dtype: str
     optimizer: str
     space: dict[str, object]
-    others: tuple[Outcome, ...] = ()
+    others: tuple[PricedPlan, ...] = ()
     limit: int | None = None
     search_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -117,17 +117,17 @@ class Settings:
     optimizer: str
     prefetch: int = PREFETCH
     rims: bool = False
-    known: list[Outcome] = field(default_factory=list)
+    known: list[PricedPlan] = field(default_factory=list)
 
-    def outcome(self, name: str, plan: Plan) -> Outcome:
+    def priced(self, name: str, plan: Plan) -> PricedPlan:
         """Lower and price a plan."""
         for o in self.known:
             if o.plan == plan:
                 return replace(o, name=name)
         program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES, rims=self.rims)
-        priced = price(program, self.machine, self.dtype, self.optimizer)
+        cost = price(program, self.machine, self.dtype, self.optimizer)
         held = memory(program, self.dtype, self.optimizer, self.prefetch)
-        self.known.append(Outcome(name, plan, program, priced, held, simulate(program, priced, self.machine)))
+        self.known.append(PricedPlan(name, plan, program, cost, held, simulate(program, cost, self.machine)))
         return self.known[-1]
 
 
@@ -192,16 +192,16 @@ def choose_plan(
     if compare and machine.file.overlap > 0:
         found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))
     spent = perf_counter() - started
-    others: list[Outcome] = []
+    others: list[PricedPlan] = []
     refused: list[str] = []
     if compare:
         others, refused = _named(settings, grid, fixed)
         uniform = single_grid(tables, grid)
         if uniform is not None:
-            others.append(settings.outcome("best single grid", uniform))
+            others.append(settings.priced("best single grid", uniform))
         fastest = min((*others, *(o for o, _ in found)), key=lambda o: o.seconds).step
         if not fixed and fastest.communication > fastest.seconds / 3:  # else rule 7 has considered idle axes
-            others.append(settings.outcome("not split", Plan(grid, {})))
+            others.append(settings.priced("not split", Plan(grid, {})))
         others.sort(key=lambda o: o.seconds)
     fitting = [o for o in others if memory_limit is None or o.memory.peak <= memory_limit]
     best, solution = min(found, key=lambda f: f[0].seconds)
@@ -214,21 +214,21 @@ def choose_plan(
     return choice
 
 
-def _named(settings: Settings, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[list[Outcome], list[str]]:
+def _named(settings: Settings, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[list[PricedPlan], list[str]]:
     """The named strategies, and a line on each that this network cannot run."""
     found, refused = [], []
     for name in STRATEGIES:
         try:
-            found.append(settings.outcome(name, strategy_plan(name, settings.graph, grid, settings.batch, fixed)))
+            found.append(settings.priced(name, strategy_plan(name, settings.graph, grid, settings.batch, fixed)))
         except (LayoutError, PlanError) as error:
             refused.append(f"Strategy {name}: not compared, because this network cannot run so: {error}")
     return found, refused
 
 
-def simplest(outcomes: Sequence[Outcome]) -> Outcome:
+def simplest(plans: Sequence[PricedPlan]) -> PricedPlan:
     """Of those that are as fast as the fastest, within what prices can tell apart, the one with the fewest moves."""
-    fastest = min(o.seconds for o in outcomes)
-    alike = [o for o in outcomes if o.seconds <= fastest * (1 + ALIKE)]
+    fastest = min(o.seconds for o in plans)
+    alike = [o for o in plans if o.seconds <= fastest * (1 + ALIKE)]
     return min(alike, key=lambda o: (sum(s.moves for s in o.price.steps), o.seconds))
 
 
@@ -245,29 +245,29 @@ def _search(
     limit: int | None,
     hidden: float,
     fixed: Mapping[str, OpGrid],
-) -> tuple[Outcome, Solution]:
+) -> tuple[PricedPlan, Solution]:
     """Optimum of the tables, under the limit if there is one, with the peak checked by liveness."""
     costs = {n: t.seconds - hidden * t.summed for n, t in tables.nodes.items()}
     held = {n: t.memory for n, t in tables.nodes.items()}
     name = "search, sums of gradients hidden" if hidden else "search"
     solution = minimise(costs, tables.edges, memory=held)
-    outcome = settings.outcome(name, plan_of(tables, solution.choice, grid))
-    if limit is None or outcome.memory.peak <= limit:
-        return outcome, solution
+    priced = settings.priced(name, plan_of(tables, solution.choice, grid))
+    if limit is None or priced.memory.peak <= limit:
+        return priced, solution
     assert solution.memory is not None
-    budget = max(0.0, limit - max(0.0, outcome.memory.peak - solution.memory))
-    leanest = outcome
+    budget = max(0.0, limit - max(0.0, priced.memory.peak - solution.memory))
+    leanest = priced
     for _ in range(TIGHTEN):
         try:
             solution = minimise(costs, tables.edges, memory=held, limit=budget)
         except PlanError:
             break  # nothing keeps so little
-        outcome = settings.outcome(name, plan_of(tables, solution.choice, grid))
-        if outcome.memory.peak <= limit:
-            return outcome, solution
-        leanest = min(leanest, outcome, key=lambda o: o.memory.peak)
+        priced = settings.priced(name, plan_of(tables, solution.choice, grid))
+        if priced.memory.peak <= limit:
+            return priced, solution
+        leanest = min(leanest, priced, key=lambda o: o.memory.peak)
         assert solution.memory is not None
-        budget = min(budget, solution.memory) - (outcome.memory.peak - limit)
+        budget = min(budget, solution.memory) - (priced.memory.peak - limit)
     smallest, found = _smallest(settings, tables, grid, fixed)
     smallest = min(leanest, smallest, key=lambda o: o.memory.peak)
     if smallest.memory.peak > limit:
@@ -275,18 +275,20 @@ def _search(
     return smallest, found
 
 
-def _smallest(settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[Outcome, Solution]:
+def _smallest(
+    settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]
+) -> tuple[PricedPlan, Solution]:
     """The plan of least memory; among equals the cheapest."""
     scale = sum(float(t.seconds.max()) for t in tables.nodes.values()) or 1.0
     least = min(float(t.memory[t.memory > 0].min(initial=1.0)) for t in tables.nodes.values())
     costs = {n: t.memory + 1e-6 * least * t.seconds / scale for n, t in tables.nodes.items()}
     solution = minimise(costs, {}, memory={n: t.memory for n, t in tables.nodes.items()})
-    tried = [settings.outcome("least memory", plan_of(tables, solution.choice, grid))]
+    tried = [settings.priced("least memory", plan_of(tables, solution.choice, grid))]
     # What is kept is least there, but moving between layouts takes room as well: plans that move little may need less.
     tried += _named(settings, grid, fixed)[0]
     uniform = single_grid(tables, grid)
     if uniform is not None:
-        tried.append(settings.outcome("best single grid", uniform))
+        tried.append(settings.priced("best single grid", uniform))
     return min(tried, key=lambda o: o.memory.peak), solution
 
 
@@ -378,6 +380,6 @@ def _notes(choice: Choice, procs: int, grid: Grid) -> Iterator[str]:
     used = max((grid.ways(tuple(a for axes in g.values() for a in axes)) for g in choice.plan.ops.values()), default=1)
     if used < grid.size:
         yield f"Processes: no layer splits over more than {used} of {grid.size}; the rest repeats the same work. Use {used} process{'es' if used > 1 else ''}."
-    peak, device = choice.outcome.memory.peak, choice.machine.memory
+    peak, device = choice.priced.memory.peak, choice.machine.memory
     if choice.limit is None and peak > device:
         yield f"Memory: the plan needs {human_bytes(peak)} per process, a device of {choice.machine.name} has {human_bytes(device)}; give --memory to plan within it."

@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
 
 def save(choice: Choice, path: str, job: Job) -> None:
     """Write the plan, every layer with its axes, and a note on what it is expected to cost."""
-    o = choice.outcome
+    o = choice.priced
     ops = {n.name: {k: tuple(a) for k, a in o.plan[n.name].items() if a} for n in o.program.graph.ops}
     notes = {
         "strategy": o.name,
@@ -214,7 +214,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
     )
     plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
     settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, options["rims"])
-    given = settings.outcome(job.strategy, plan)
+    given = settings.priced(job.strategy, plan)
     options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
     choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)
     notes = (
@@ -224,8 +224,8 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
             f"Memory: this plan needs {human_bytes(given.memory.peak)} per process, more than the limit of {human_bytes(job.memory)}."
         ]
     )
-    others = (replace(choice.outcome, name="auto"), *(o for o in choice.others if o.name != job.strategy))
-    choice.outcome, choice.plan, choice.limit, choice.notes = given, plan, job.memory, notes
+    others = (replace(choice.priced, name="auto"), *(o for o in choice.others if o.name != job.strategy))
+    choice.priced, choice.plan, choice.limit, choice.notes = given, plan, job.memory, notes
     choice.others = tuple(sorted(others, key=lambda o: o.seconds))
     return choice
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS, StepPrice, local_bytes
-from lbpar.plan.choose import Choice, Outcome, Settings
+from lbpar.plan.choose import Choice, PricedPlan, Settings
 from lbpar.plan.tables import Tables
 from lbpar.program.words import grid_words
 from lbpar.text import human_seconds
@@ -56,7 +56,7 @@ def explain(choice: Choice, model: str | None = None) -> dict[str, Any]:
         ``step`` (seconds, bytes, messages of one training step), ``memory``, ``layers``, ``comparison``, ``space``, ``limits``,
         ``notes`` and what they were made from.
     """
-    o = choice.outcome
+    o = choice.priced
     graph, grid = o.program.graph, o.plan.grid
     machine = choice.machine.file
     rivals = runners_up(choice.tables, o) if grid == _grid(choice) else {}
@@ -98,7 +98,7 @@ def _grid(choice: Choice) -> Any:
     return type(choice.plan.grid)(tuple(sizes))
 
 
-def step_numbers(o: Outcome, batch: int) -> dict[str, Any]:
+def step_numbers(o: PricedPlan, batch: int) -> dict[str, Any]:
     """Totals of one step."""
     return {
         "seconds": o.seconds,
@@ -115,7 +115,7 @@ def step_numbers(o: Outcome, batch: int) -> dict[str, Any]:
     }
 
 
-def limits(o: Outcome) -> str:
+def limits(o: PricedPlan) -> str:
     """One sentence: what the step time is limited by."""
     purposes = o.price.by(spent_on)
     moves = {k: v for k, v in purposes.items() if k not in (COMPUTE, UPDATE)}
@@ -129,7 +129,7 @@ def limits(o: Outcome) -> str:
     )
 
 
-def layer_rows(o: Outcome, choice: Choice | Settings, rivals: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per layer; ``choice`` says how it was priced."""
     program, grid = o.program, o.plan.grid
     moves: dict[str, list[StepPrice]] = {}
@@ -187,13 +187,13 @@ def layer_rows(o: Outcome, choice: Choice | Settings, rivals: Mapping[str, dict[
 def comparison(choice: Choice) -> list[dict[str, Any]]:
     """The chosen plan and all others, priced the same way."""
     rows = []
-    for o in (choice.outcome, *(x for x in choice.others if x is not choice.outcome)):
+    for o in (choice.priced, *(x for x in choice.others if x is not choice.priced)):
         fits = choice.limit is None or o.memory.peak <= choice.limit
         rows.append(
             {
                 "strategy": o.name,
                 "seconds": o.seconds,
-                "ratio": o.seconds / choice.outcome.seconds,
+                "ratio": o.seconds / choice.priced.seconds,
                 "sum": o.price.seconds,
                 "compute": o.step.compute,
                 "communication": o.step.communication,
@@ -217,7 +217,7 @@ def conditional(tables: Tables, picked: Mapping[str, int], name: str) -> Floats:
     return cost
 
 
-def runners_up(tables: Tables, o: Outcome) -> dict[str, dict[str, Any]]:
+def runners_up(tables: Tables, o: PricedPlan) -> dict[str, dict[str, Any]]:
     """For every group the next best grid while its neighbours keep theirs, and what it would cost more (sum of steps).
 
     Empty where a layer's grid is not among the candidates, as in a plan made elsewhere.

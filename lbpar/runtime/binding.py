@@ -1,6 +1,6 @@
 """Bind a program's kernels to one rank's blocks: from global loop declarations to local engine calls.
 
-``BINDERS[kernel.name](bound)`` returns a function of (engine, context, *arrays) that returns the arrays the kernel writes.
+``BINDERS[kernel.name](bound)`` returns a function of (engine, micro_batch, *arrays) that returns the arrays the kernel writes.
 Everything that depends on the rank (local windows, offsets, counts) is worked out once, when binding.
 """
 
@@ -31,14 +31,14 @@ Array = Any
 
 
 @dataclass
-class Context:
-    """What changes from step to step.
+class MicroBatch:
+    """Which micro-batch a program runs on.
 
-    ``seed`` and ``step`` (counting micro-batches) fix dropout; ``weight`` is the share of a micro-batch in its update.
+    ``seed`` and ``number``, counted from the start of training, fix dropout; ``weight`` is its share in the update.
     """
 
     seed: int = 0
-    step: int = 0
+    number: int = 0
     weight: float = 1.0
 
 
@@ -140,7 +140,7 @@ def _method(
     def bind(b: Bound) -> Call:
         last, several = (*more(b), *b.attrs(*attrs)), len(b.kernel.writes) > 1
 
-        def call(e: Engine, _: Context, *arrays: Array, **placed: Array) -> tuple[Array, ...]:
+        def call(e: Engine, _: MicroBatch, *arrays: Array, **placed: Array) -> tuple[Array, ...]:
             result = getattr(e, name)(*(arrays if arrange is None else arrange(*arrays)), *last, **placed)
             return result if several else (result,)
 
@@ -159,7 +159,7 @@ def _on_host(function: Callable[..., Any], *attrs: str, more: Callable[[Bound], 
     def bind(b: Bound) -> Call:
         last, several = (*more(b), *b.attrs(*attrs)), len(b.kernel.writes) > 1
 
-        def call(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
+        def call(e: Engine, _: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
             result = e.on_host(function, *arrays, *last)
             return tuple(result) if several else (result,)
 
@@ -195,7 +195,7 @@ def _biased(binder: Binder) -> Binder:
 def _conv_transpose_forward(b: Bound) -> Call:
     call, biased = _conv("conv_backward_data", ~0, 1, 0)(b), b.biased
 
-    def run(e: Engine, c: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
+    def run(e: Engine, c: MicroBatch, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
         (y,) = call(e, c, x, w)
         return (e.bias_add(y, bias[0]) if biased else y,)
 
@@ -223,13 +223,13 @@ def _part(name: str) -> Binder:
 
         relu, inner = plain == "conv_relu_forward", shape[1:-1]
 
-        def inside(e: Engine, _: Context, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
+        def inside(e: Engine, _: MicroBatch, x: Array, w: Array, *bias: Array) -> tuple[Array, ...]:
             if adjoint:
                 return (e.conv_backward_data_inside(x, w, windows, groups, inner, places[0]),)
             b = bias[0] if biased else None
             return (e.conv_forward_inside(x, w, b, windows, groups, inner, places[0], relu),)
 
-        def around(e: Engine, _: Context, x: Array, w: Array, *more: Array) -> tuple[Array, ...]:
+        def around(e: Engine, _: MicroBatch, x: Array, w: Array, *more: Array) -> tuple[Array, ...]:
             bias, y = more[0] if biased else None, more[-1]
             if adjoint:
                 e.conv_backward_data_parts(x, w, windows, groups, y, places)
@@ -276,7 +276,7 @@ def _inference(x: Array, mean: Array, var: Array, *affine: Array) -> tuple[Any, 
 def _norm_backward_data(b: Bound) -> Call:
     count, added = b.count(b.kernel.reads[2].varying), b.kernel.name.endswith("_add")
 
-    def call(e: Engine, _: Context, x: Array, dy: Array, m: Array, dsums: Array, *rest: Array) -> tuple[Array, ...]:
+    def call(e: Engine, _: MicroBatch, x: Array, dy: Array, m: Array, dsums: Array, *rest: Array) -> tuple[Array, ...]:
         scale = rest[0] if len(rest) > added else None
         if added:
             return (e.norm_backward_data_add(x, dy, m[0], m[1], scale, dsums, count, rest[-1]),)
@@ -288,7 +288,7 @@ def _norm_backward_data(b: Bound) -> Call:
 def _norm_running(b: Bound) -> Call:
     momentum, count = b.attrs("momentum", "count")
 
-    def call(e: Engine, _: Context, sums: Array, mean: Array, var: Array) -> tuple[Array, ...]:
+    def call(e: Engine, _: MicroBatch, sums: Array, mean: Array, var: Array) -> tuple[Array, ...]:
         e.norm_running(sums, mean, var, momentum, count)
         return mean, var
 
@@ -307,7 +307,7 @@ def _sample_norm(b: Bound) -> Call:
     shapes = [box_shape(box) for box in b.writes]
     last = b.attrs("count") if name == "sample_norm_backward_data" else ()
 
-    def call(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
+    def call(e: Engine, _: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
         args: list[Any] = []
         for (moments, form), array in zip(reads, arrays, strict=True):
             shaped = array.reshape(form)
@@ -324,7 +324,7 @@ def _sample_norm(b: Bound) -> Call:
 def _sample_norm_moments(b: Bound) -> Call:
     (eps, count), shape = b.attrs("eps", "count"), box_shape(b.writes[0])
 
-    def call(e: Engine, _: Context, sums: Array) -> tuple[Array, ...]:
+    def call(e: Engine, _: MicroBatch, sums: Array) -> tuple[Array, ...]:
         flat = sums.reshape(4, prod(shape[1:]))
         return (e.norm_moments(flat, e.zeros(flat.shape[1:], np.float64), count, eps).reshape(shape),)
 
@@ -349,7 +349,7 @@ def _activation(kind: str, method: str) -> Binder:
 def _dropout(b: Bound) -> Call:
     rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
     index = index_parts(b.writes[0], b.written[0].shape)
-    return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.step), index),)
+    return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.number), index),)
 
 
 def _local_response_norm_forward(b: Bound) -> tuple[Any, ...]:
@@ -388,7 +388,7 @@ def _shift(b: Bound) -> Call:
     part, place, shape = (*source, slice(None)), (*places, slice(None)), box_shape(y)
     whole = all(s.stop - s.start == e for s, e in zip(places[1:], shape[1:-1], strict=True))
 
-    def call(e: Engine, _: Context, a: Array) -> tuple[Array, ...]:
+    def call(e: Engine, _: MicroBatch, a: Array) -> tuple[Array, ...]:
         inside = e.pack(a, part)
         if whole:
             return (inside,)
@@ -571,7 +571,7 @@ def bind(b: Bound) -> Call:
         inner = [not o.value.startswith("d") or o.value.startswith(("dx", "dy")) for o in b.kernel.writes]
         types = [None if o.dtype in (None, "opaque") else np.dtype(o.dtype) for o in b.kernel.writes]
 
-        def nothing(e: Engine, _: Context, *arrays: Array) -> tuple[Array, ...]:
+        def nothing(e: Engine, _: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
             own = (t or (e.activations if x else e.dtype) for t, x in zip(types, inner, strict=True))
             return tuple(e.empty(s, t) for s, t in zip(shapes, own, strict=True))
 

@@ -13,7 +13,7 @@ from lbpar.graph.graph import TARGET
 from lbpar.graph.ops.losses import MEASURED
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.runtime.background import Background
-from lbpar.runtime.binding import Bound, Call, Context, bind
+from lbpar.runtime.binding import Bound, Call, MicroBatch, bind
 from lbpar.runtime.buckets import PLACED, Buckets
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.transfers import Finish, Transfers
@@ -46,7 +46,7 @@ class Executor:
     ----------
     arrays : dict of array
         Those alive now, by buffer.
-    context : Context
+    micro_batch : MicroBatch
         Set before each run.
     on_update : callable, optional
         ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
@@ -66,7 +66,7 @@ class Executor:
         accumulated: dict[str, Array] | None = None,
     ) -> None:
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
-        self.context = Context()
+        self.micro_batch = MicroBatch()
         self.on_update: UpdateRule | None = None
         self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
         self._seconds: dict[str, float] = {}
@@ -242,11 +242,11 @@ class Executor:
         if step.kernel.name in PLACED and writes[0] in self._buckets:
             plain, place = call, self._buckets.place
 
-            def call(engine: Engine, context: Context, *arrays: Array) -> tuple[Array, ...]:
-                return plain(engine, context, *arrays, out=place(writes[0]))
+            def call(engine: Engine, micro_batch: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
+                return plain(engine, micro_batch, *arrays, out=place(writes[0]))
 
         def run() -> None:
-            out = call(engine, self.context, *[arrays[b] for b in reads])
+            out = call(engine, self.micro_batch, *[arrays[b] for b in reads])
             for name, array in zip(writes, out):  # noqa: B905
                 arrays[name] = array
             if self.progress == "test":
@@ -285,7 +285,9 @@ class Executor:
         return run
 
     def _accumulate(self, step: Accumulate) -> None:
-        part = self.engine.axpy(self.context.weight, self.arrays[step.grad], self._accumulated.pop(step.param, None))
+        part = self.engine.axpy(
+            self.micro_batch.weight, self.arrays[step.grad], self._accumulated.pop(step.param, None)
+        )
         if step.last:
             self.arrays[step.grad] = part
         else:

@@ -16,7 +16,7 @@ from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.executor import Executor, ProgressMode
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.norms import ReducedNorms
@@ -120,7 +120,7 @@ class Worker:
         return lower(self.graph, self.plan, samples, gradients=mode, bucket_bytes=BUCKET_BYTES, rims=self.engine.rims)
 
     def run(
-        self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", context: Context | None = None
+        self, feeds: Mapping[str, Array], samples: int, mode: Mode = "reduce", micro_batch: MicroBatch | None = None
     ) -> StepResult:
         """One step. Collective over all ranks.
 
@@ -132,11 +132,11 @@ class Worker:
             Global number of samples.
         mode : {"reduce", "accumulate", "last", "evaluate"}
             See `lbpar.program.lowering.lower`.
-        context : Context, optional
+        micro_batch : MicroBatch, optional
             Step counter for dropout, share of the update.
         """
         executor = self.executor(samples, mode)
-        executor.context = context or Context(self.seed)
+        executor.micro_batch = micro_batch or MicroBatch(self.seed)
         if mode != "evaluate":
             statistics = [n for n, p in self.params.items() if p.kind == "statistic"]
             self._statistics = {n: self.engine.copy(self.state[n]) for n in statistics}
@@ -158,7 +158,7 @@ class Worker:
         return StepResult(loss, samples, positions, top1, top5, sums)
 
     def first_bad_layer(
-        self, feeds: Mapping[str, Array], samples: int, context: Context, training: bool = True
+        self, feeds: Mapping[str, Array], samples: int, micro_batch: MicroBatch, training: bool = True
     ) -> str | None:
         """Name of the first node (``input`` or ``target`` for the data) that is not finite on some rank, or None.
 
@@ -170,7 +170,7 @@ class Worker:
         executor = Executor(replace(program, steps=steps), self.engine, self.transport, self.state)
         for name, array in self._statistics.items() if training else ():
             self.engine.copy(array, out=self.state[name])
-        executor.context = context
+        executor.micro_batch = micro_batch
         with np.errstate(**QUIET):
             executor.run(feeds)
         mine = next((n for n in self._order() if not self._finite(n, executor, feeds)), None)

@@ -127,7 +127,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
         )
         found = None
         if everyone is not None:
-            predicted = settings.outcome("measured", plan)
+            predicted = settings.priced("measured", plan)
             found = {
                 **summary(everyone, steps, trainer.engine.threads or 1),
                 "engine": f"{trainer.engine.name} {config.engine.dtype}",

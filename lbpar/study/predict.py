@@ -35,7 +35,7 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
             best = choose_plan(
                 graph, batch, procs, machine, memory_limit=parallel.memory, dtype=config.engine.dtype, optimizer=optimizer,
                 prefetch=config.data.prefetch, rims=config.engine.name == "cupy", layers=parallel.layers,
-            ).outcome  # fmt: skip
+            ).priced  # fmt: skip
         else:
             settings = Settings(
                 graph,
@@ -46,7 +46,7 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
                 config.data.prefetch,
                 config.engine.name == "cupy",
             )
-            best = settings.outcome(parallel.strategy, resolve_plan(parallel, graph, batch, procs))
+            best = settings.priced(parallel.strategy, resolve_plan(parallel, graph, batch, procs))
     except PlanError as error:
         return {"error": str(error)}
     ways = max((best.plan.grid.ways(best.plan[n.name].get("N", ())) for n in graph.ops), default=1)

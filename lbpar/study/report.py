@@ -14,7 +14,7 @@ from typing import Any
 from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import AUTO, RunConfig
 from lbpar.errors import ConfigError, Unsupported
-from lbpar.plan.choose import Outcome, Settings
+from lbpar.plan.choose import PricedPlan, Settings
 from lbpar.plan.explain import layer_rows, step_numbers
 from lbpar.plan.picture import picture
 from lbpar.plan.resolve import optimizer_name, resolve_plan
@@ -68,10 +68,10 @@ def write_report(out: Path, machine: str | None = None, allow_code: bool = False
     if find_spec("matplotlib") is None:
         raise Unsupported("study report: matplotlib is not installed; `pip install 'lbpar[plot]'` brings it.")
     config = run_config(out, facts["procs"], allow_code=allow_code)
-    settings, outcome, known = _expected(out, config, facts["procs"], machine)
+    settings, priced, known = _expected(out, config, facts["procs"], machine)
     traced = _read(out / "step.json") or {"traceEvents": [], "otherData": {}}
     records = read_metrics(out / "metrics.jsonl")
-    parts = _parts(out, config, facts, records, settings, outcome, known, traced)
+    parts = _parts(out, config, facts, records, settings, priced, known, traced)
     write_text(
         out / PAGE, page(f"{settings.graph.name}: a run on {facts['procs']} rank{'s' * (facts['procs'] > 1)}", parts)
     )
@@ -85,7 +85,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _expected(out: Path, config: RunConfig, procs: int, machine: str | None) -> tuple[Settings, Outcome, bool]:
+def _expected(out: Path, config: RunConfig, procs: int, machine: str | None) -> tuple[Settings, PricedPlan, bool]:
     """The run's plan as the cost model sees it, and whether its times are those of a known machine."""
     measured = out / "machine.yaml"
     given = machine or (config.machine if config.machine != AUTO else str(measured) if measured.is_file() else None)
@@ -95,7 +95,7 @@ def _expected(out: Path, config: RunConfig, procs: int, machine: str | None) -> 
     # Bytes are the same on any machine.
     on = machine_of(given or "laptop", config.engine)
     settings = Settings(graph, config.train.batch, on, config.engine.dtype, optimizer, config.data.prefetch)
-    return settings, settings.outcome("its plan", plan), given is not None
+    return settings, settings.priced("its plan", plan), given is not None
 
 
 def _parts(
@@ -104,20 +104,20 @@ def _parts(
     facts: Facts,
     records: Sequence[Facts],
     settings: Settings,
-    outcome: Outcome,
+    priced: PricedPlan,
     known: bool,
     traced: Facts,
 ) -> Iterator[str]:
     yield table(("", ""), _summary(facts))
     yield from figures(_drawn("Loss and accuracy", draw.curves, records))
-    rows = layer_rows(outcome, settings, {})
+    rows = layer_rows(priced, settings, {})
     explained = {
         "network": settings.graph.name,
         "batch": settings.batch,
         "procs": facts["procs"],
         "machine": {"name": settings.machine.name},
         "strategy": "predicted" if known else "predicted for another machine",
-        "step": {"seconds": outcome.seconds},
+        "step": {"seconds": priced.seconds},
         "layers": rows,
     }
     yield from figures({"The plan": _svg(picture(explained))})
@@ -127,7 +127,7 @@ def _parts(
     each = [{k: s / steps for k, s in r["seconds"].items() if k not in own} for r in facts["ranks"]]
     waited, whole = ([r["seconds"].get(name, 0.0) / steps for r in facts["ranks"]] for name in ("input", "total"))
     measured = parts_of(each, waited, whole)
-    predicted = predicted_parts(step_numbers(outcome, settings.batch)) if known else {}
+    predicted = predicted_parts(step_numbers(priced, settings.batch)) if known else {}
     yield from figures(_drawn("Where a step's time went", draw.parts, measured, predicted))
     kinds = dict.fromkeys((*measured, *predicted))
     yield table(
@@ -135,8 +135,8 @@ def _parts(
         [[k, *(human_seconds(v[k]) if k in v else "" for v in (measured, predicted))] for k in kinds],
     )
     if known:
-        ratio = outcome.seconds / (sum(whole) / len(whole)) if any(whole) else 0.0
-        yield f"<p>Predicted step on {html.escape(settings.machine.name)}: {human_seconds(outcome.seconds)}, {ratio:.2f} of the measured.</p>"
+        ratio = priced.seconds / (sum(whole) / len(whole)) if any(whole) else 0.0
+        yield f"<p>Predicted step on {html.escape(settings.machine.name)}: {human_seconds(priced.seconds)}, {ratio:.2f} of the measured.</p>"
     else:
         yield (
             "<p>Nothing is predicted: the run file names no machine, and none was measured for this run. "

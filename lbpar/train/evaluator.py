@@ -30,7 +30,7 @@ from lbpar.errors import ConfigError, TrainingError
 from lbpar.graph.graph import Graph
 from lbpar.models.load import load_weights
 from lbpar.program.plan import Plan
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
@@ -199,7 +199,7 @@ class Evaluator:
         with read_ahead(self._reader(data, "evaluate"), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, feeds, strict=True):
                 result = self.worker.run(feed, len(batch), "evaluate")
-                self._check_loss(result.loss, feed, len(batch), Context(self.config.train.seed), data)
+                self._check_loss(result.loss, feed, len(batch), MicroBatch(self.config.train.seed), data)
                 totals.add(result)
         elements = prod(self.graph.shapes(1)[self.graph.output])
         return totals.record("test_", loss_of(self.graph).metrics, elements)
@@ -294,12 +294,17 @@ class Evaluator:
         return ArrayDataset(x, change, self.engine.dtype)
 
     def _check_loss(
-        self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
+        self,
+        loss: float,
+        feed: Mapping[str, Array],
+        samples: int,
+        micro_batch: MicroBatch,
+        tested: Dataset | None = None,
     ) -> None:
         """Refuse a loss of training, or of a dataset that is ``tested``, that is not finite. Collective over all ranks."""
         if isfinite(loss):
             return
-        layer = self.worker.first_bad_layer(feed, samples, context, training=tested is None)
+        layer = self.worker.first_bad_layer(feed, samples, micro_batch, training=tested is None)
         at = f"step {self.step + 1}" if tested is None else f"evaluation after step {self.step}"
         remedy = REMEDY
         if layer is None:

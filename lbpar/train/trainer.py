@@ -19,7 +19,7 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
@@ -218,21 +218,21 @@ class Trainer(Evaluator):
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
-        context = Context(self.config.train.seed, self.micro, weight)
+        micro_batch = MicroBatch(self.config.train.seed, self.micro, weight)
 
         clipped: list[Callable[[], float]] = []
 
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
             # The loss is there since the forward pass: asking for it costs no wait, and nothing is spoilt yet.
-            self._check_loss(float(executor.value("loss")), feed, samples, context)
+            self._check_loss(float(executor.value("loss")), feed, samples, micro_batch)
             if self.config.train.clip_norm is not None:
                 clipped.append(clip_by_global_norm(grads, self.config.train.clip_norm, self.norms, self.engine))
             self.optimizer.step(params, grads, lr, self.norms)
 
         executor.on_update = update
         with self.tracer.batch(executor.program, self.epoch + 1, self.step + 1) as executor.tracer:
-            result = self.worker.run(feed, samples, mode, context)
-        self._check_loss(result.loss, feed, samples, context)
+            result = self.worker.run(feed, samples, mode, micro_batch)
+        self._check_loss(result.loss, feed, samples, micro_batch)
         if isinf(self._first_loss):
             self._first_loss = result.loss
         try:
@@ -244,7 +244,12 @@ class Trainer(Evaluator):
         return result
 
     def _check_loss(
-        self, loss: float, feed: Mapping[str, Array], samples: int, context: Context, tested: Dataset | None = None
+        self,
+        loss: float,
+        feed: Mapping[str, Array],
+        samples: int,
+        micro_batch: MicroBatch,
+        tested: Dataset | None = None,
     ) -> None:
         """Also refuse a loss of training that has grown so far that there is nothing to go on with. Collective over all ranks."""
         # Not of an evaluation: running statistics that are still far off may make its loss large and mean no harm.
@@ -253,7 +258,7 @@ class Trainer(Evaluator):
                 f"step {self.step + 1}: the loss is {loss:.3g}, in the first step it was {self._first_loss:.3g}: "
                 f"training diverges. {REMEDY}."
             )
-        super()._check_loss(loss, feed, samples, context, tested)
+        super()._check_loss(loss, feed, samples, micro_batch, tested)
 
     def _finish_epoch(self, record: dict[str, Any], before: Mapping[str, int], waited: float) -> dict[str, Any]:
         steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}

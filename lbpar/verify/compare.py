@@ -24,7 +24,7 @@ from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.program.words import itemsize
 from lbpar.random import fold, normal, uniform
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.base import Optimizer
@@ -134,7 +134,7 @@ class Update:
         made = []
         for i, program in enumerate(programs):
             executor = Executor(program, engine, transport, state, held)
-            executor.context = Context(self.seed, i, 1 / len(programs))
+            executor.micro_batch = MicroBatch(self.seed, i, 1 / len(programs))
             executor.on_update = apply
             made.append(executor)
         return made
@@ -149,7 +149,7 @@ class Update:
 
     def _random(self, source: str, box: Box, executor: Executor) -> Array:
         shape, dtype = self.graph.shapes(self.batch)[source], executor.engine.dtype
-        key = fold(fold(self.seed, 17, int(source == TARGET)), executor.context.step)
+        key = fold(fold(self.seed, 17, int(source == TARGET)), executor.micro_batch.number)
         index = flat_index(box, shape)
         if source != TARGET:
             return normal(key, index).astype(dtype)

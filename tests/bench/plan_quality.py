@@ -25,7 +25,7 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.models.registry import build_model
-from lbpar.plan.choose import Outcome, Settings, choose_plan
+from lbpar.plan.choose import PricedPlan, Settings, choose_plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state
 from lbpar.transport.launch import connect, run_main
@@ -71,8 +71,8 @@ NETWORKS: dict[str, tuple[Callable[[], Graph], int]] = {
 class Timed:
     """A plan made ready to run on this rank."""
 
-    def __init__(self, settings: Settings, outcome: Outcome, engine: Any, transport: Any) -> None:
-        program = outcome.program
+    def __init__(self, settings: Settings, priced: PricedPlan, engine: Any, transport: Any) -> None:
+        program = priced.program
         rank, dtype = transport.rank, np.dtype(engine.dtype)
         state = initial_state(settings.graph.params(), program.params, rank, 1, dtype)
         self.transport = transport
@@ -129,9 +129,9 @@ def main() -> int:
         choice = choose_plan(graph, batch, transport.size, machine)
         settings = Settings(graph, batch, machine, "float32", "momentum")
         rng = Random(1)
-        outcomes = [choice.outcome, *(o for o in choice.others if o is not choice.outcome)]
+        outcomes = [choice.priced, *(o for o in choice.others if o is not choice.priced)]
         plans = [random_plan(graph, batch, transport.size, rng) for _ in range(args.random)]
-        outcomes += [settings.outcome(f"random {i}", plan) for i, plan in enumerate(plans)]
+        outcomes += [settings.priced(f"random {i}", plan) for i, plan in enumerate(plans)]
         timed = [Timed(settings, o, engine, transport) for o in outcomes]
         for t in timed:
             t.step()  # libraries warm up

@@ -52,7 +52,7 @@ def one(model: str, batch: int, procs: int, machine: str, axes: int | None) -> d
         "width": choice.space["width"],
         "states": choice.space["states"],
         "exact": choice.space["exact"],
-        "step_ms": round(1e3 * choice.outcome.seconds, 2),
+        "step_ms": round(1e3 * choice.priced.seconds, 2),
     }
 
 

@@ -31,12 +31,12 @@ def unet() -> None:
     depth = {n.name: (*graph.shapes(1)[n.name][1:], SPLIT_FROM)[0] for n in graph.ops}
     hand = {name: {"D": grid.axes} if d >= SPLIT_FROM else {} for name, d in depth.items()}
     whole = {name: {"D": grid.axes} for name in hand}
-    alone = choose_plan(graph, 1, 1, machine, dtype="float16", optimizer="adam", compare=False).outcome
-    best = choose_plan(graph, 1, 8, machine, dtype="float16", optimizer="adam").outcome
+    alone = choose_plan(graph, 1, 1, machine, dtype="float16", optimizer="adam", compare=False).priced
+    best = choose_plan(graph, 1, 8, machine, dtype="float16", optimizer="adam").priced
     print("| layout | devices | ms a step |\n| --- | --- | --- |")
     print(f"| one device | 1 | {1e3 * alone.seconds:.1f} |")
-    print(f"| depth by 8 everywhere | 8 | {1e3 * settings.outcome('depth', Plan(grid, whole)).seconds:.1f} |")
-    print(f"| MLPerf's, by hand | 8 | {1e3 * settings.outcome('by hand', Plan(grid, hand)).seconds:.1f} |")
+    print(f"| depth by 8 everywhere | 8 | {1e3 * settings.priced('depth', Plan(grid, whole)).seconds:.1f} |")
+    print(f"| MLPerf's, by hand | 8 | {1e3 * settings.priced('by hand', Plan(grid, hand)).seconds:.1f} |")
     print(f"| the planner's | 8 | {1e3 * best.seconds:.1f} |")
     for node in graph.ops:
         if "conv" in node.op.kind:
@@ -52,7 +52,7 @@ def wide() -> None:
         graph = build_model("resnet50", width=width).with_loss(CrossEntropy())
         for batch, procs in ((32, 32), (32, 128), (32, 512), (128, 128), (128, 512)):
             choice = choose_plan(graph, batch, procs, machine)
-            best, data = choice.outcome, next(o for o in choice.others if o.name == "data")
+            best, data = choice.priced, next(o for o in choice.others if o.name == "data")
             sums = [o.price.by(spent_on).get(WEIGHTS, 0.0) for o in (data, best)]
             times = f"{1e3 * data.seconds:.1f} | {1e3 * best.seconds:.1f} | {data.seconds / best.seconds:.2f}"
             print(f"| {width:g} | {batch} | {procs} | {times} | {sums[0] / sums[1]:.1f} |", flush=True)

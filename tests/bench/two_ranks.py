@@ -139,7 +139,7 @@ def predicted_seconds(config: Any, graph: Any, plan: Any, transport: Any) -> flo
     if transport.rank:
         return None
     optimizer = optimizer_name(config.train.optimizer)
-    return Settings(graph, config.train.batch, machine, config.engine.dtype, optimizer).outcome("given", plan).seconds
+    return Settings(graph, config.train.batch, machine, config.engine.dtype, optimizer).priced("given", plan).seconds
 
 
 def run_torch(spec: Job, steps: int) -> None:

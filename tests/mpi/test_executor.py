@@ -37,7 +37,7 @@ def transport() -> Iterator[MpiTransport]:
 def execute(program: Program, transport: Any, feeds: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> Executor:
     own = {k: cut(x.box(transport.rank), state[k]) for k, x in program.params.items()}
     e = Executor(program, NumpyEngine(np.float64), transport, own)
-    e.context.seed = 1
+    e.micro_batch.seed = 1
     e.run(local_feeds(program, transport.rank, feeds))
     return e
 

@@ -70,7 +70,7 @@ def test_three_dimensional_networks_scale_beyond_their_batch() -> None:
     first = choice.plan.ways("down1.conv1")
     assert np.prod([first.get(k, 1) for k in "DHW"]) > 2
     data = next(o for o in choice.others if o.name == "data")
-    assert choice.outcome.step.compute < 0.5 * data.step.compute
+    assert choice.priced.step.compute < 0.5 * data.step.compute
 
 
 def test_many_samples_and_light_weights_give_data_parallelism() -> None:
@@ -103,7 +103,7 @@ def test_the_chosen_plan_is_the_fastest_of_those_compared() -> None:
     assert {"data", "spatial", "filter", "channel", "stationary-w", "owt", "best single grid"} <= {
         o.name for o in choice.others
     }
-    assert all(choice.outcome.seconds <= o.seconds for o in choice.others)
+    assert all(choice.priced.seconds <= o.seconds for o in choice.others)
     assert choice.solution.exact and choice.solution.gap == 0
 
 
@@ -121,11 +121,11 @@ def test_memory_limits_are_kept_and_cost_time() -> None:
     level = file.levels[0].model_copy(update={"alpha": 1e-2})
     machine, graph = Machine(file.model_copy(update={"levels": (level,)})), even()
     free = choose_plan(graph, 16, 4, machine, compare=False)
-    held = free.outcome.memory
+    held = free.priced.memory
     limit = held.overhead + (held.peak - held.overhead) // 2
     tight = choose_plan(graph, 16, 4, machine, memory_limit=limit, compare=False)
-    assert tight.outcome.memory.peak <= limit < free.outcome.memory.peak
-    assert tight.outcome.price.seconds >= free.outcome.price.seconds * (1 - 1e-9)
+    assert tight.priced.memory.peak <= limit < free.priced.memory.peak
+    assert tight.priced.price.seconds >= free.priced.price.seconds * (1 - 1e-9)
 
 
 def test_an_impossible_limit_names_the_smallest_footprint_and_the_largest_array() -> None:
@@ -149,10 +149,10 @@ def test_merged_axes_are_said() -> None:
 
 def test_settings_price_any_plan() -> None:
     graph = even()
-    outcome = Settings(graph, 8, MACHINE, "float32", "adam").outcome(
+    priced = Settings(graph, 8, MACHINE, "float32", "adam").priced(
         "one", Plan(choose_plan(graph, 8, 1, MACHINE).plan.grid)
     )
-    assert outcome.price.bytes == 0 and outcome.seconds > 0
+    assert priced.price.bytes == 0 and priced.seconds > 0
 
 
 def test_a_strategy_that_the_network_cannot_run_is_named_and_left_out() -> None:

@@ -263,7 +263,7 @@ def run_micro(graph: Graph, plan: Plan, sizes: list[int], feeds: dict[str, np.nd
         executors = []
         for r in range(plan.grid.size):
             e = Executor(program, NumpyEngine(np.float64), world.transport(r), states[r], held[r])
-            e.context.weight, e.context.step, e.on_update = n / total, k, descent(0.1)
+            e.micro_batch.weight, e.micro_batch.number, e.on_update = n / total, k, descent(0.1)
             executors.append(e)
         run_lockstep(executors, [local_feeds(program, r, part) for r in range(plan.grid.size)])
         world.check_idle()

@@ -17,7 +17,7 @@ from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute
-from lbpar.runtime.binding import BINDERS, Bound, Context, bind, register_kernel
+from lbpar.runtime.binding import BINDERS, Bound, MicroBatch, bind, register_kernel
 
 
 def bound(graph: Graph, kernel: str, loops: dict[str, tuple[int, ...]], ranks: int, batch: int = 4) -> list[Bound]:
@@ -47,10 +47,10 @@ def test_every_kernel_of_the_engine_has_a_binder() -> None:
 def test_one_rank_of_those_whose_sums_meet_adds_the_bias() -> None:
     x, w, bias = np.ones((4, 4)), np.ones((6, 4)), np.full(6, 100.0)
     first, second = bound(linear(), "linear_forward", {"C": (0,)}, 2)
-    engine, context = NumpyEngine(np.float64), Context()
+    engine, micro_batch = NumpyEngine(np.float64), MicroBatch()
     assert first.biased and not second.biased
-    np.testing.assert_array_equal(bind(first)(engine, context, x, w, bias)[0], np.full((4, 6), 104.0))
-    np.testing.assert_array_equal(bind(second)(engine, context, x, w, bias)[0], np.full((4, 6), 4.0))
+    np.testing.assert_array_equal(bind(first)(engine, micro_batch, x, w, bias)[0], np.full((4, 6), 104.0))
+    np.testing.assert_array_equal(bind(second)(engine, micro_batch, x, w, bias)[0], np.full((4, 6), 4.0))
 
 
 def test_windows_are_shifted_to_where_blocks_begin() -> None:
@@ -65,7 +65,7 @@ def test_windows_are_shifted_to_where_blocks_begin() -> None:
 def test_a_kernel_without_output_is_not_called() -> None:
     blocks = bound(linear(features=2), "linear_forward", {"F": (0,)}, 3)
     with patch.dict(BINDERS, linear_forward=lambda b: pytest.fail("bound")):
-        (y,) = bind(blocks[2])(NumpyEngine(np.float32), Context())
+        (y,) = bind(blocks[2])(NumpyEngine(np.float32), MicroBatch())
     assert y.shape == (4, 0) and y.dtype == np.float32
 
 
@@ -75,5 +75,5 @@ def test_a_registered_function_gets_the_attributes_that_it_names() -> None:
     with patch.dict(BINDERS):
         register_kernel("leaky_relu_forward", lambda x, slope: x + slope, "slope")
         (block,) = bound(graph, "leaky_relu_forward", {}, 1)
-        (y,) = bind(block)(NumpyEngine(np.float64), Context(), np.zeros((4, 8)))
+        (y,) = bind(block)(NumpyEngine(np.float64), MicroBatch(), np.zeros((4, 8)))
     np.testing.assert_array_equal(y, np.full((4, 8), 0.25))

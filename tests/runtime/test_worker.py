@@ -11,7 +11,7 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.worker import Worker
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
@@ -55,12 +55,12 @@ def test_the_first_layer_that_is_not_finite_is_named() -> None:
     worker = Worker(network(), Plan(Grid(), {}), NumpyEngine(np.float64), SingleTransport(), seed=3)
     mine = local_feeds(worker.executor(4).program, 0, feeds())
     worker.run(mine, 4)
-    context = Context(3)
-    assert worker.first_bad_layer(mine, 4, context) is None
+    micro_batch = MicroBatch(3)
+    assert worker.first_bad_layer(mine, 4, micro_batch) is None
     worker.state["n.weight"][0] = np.inf
-    assert worker.first_bad_layer(mine, 4, context) == "n"
+    assert worker.first_bad_layer(mine, 4, micro_batch) == "n"
     next(a for a in mine.values() if a.ndim == 4)[0, 0, 0, 0] = np.nan
-    assert worker.first_bad_layer(mine, 4, context) == "input"
+    assert worker.first_bad_layer(mine, 4, micro_batch) == "input"
 
 
 def test_given_weights_replace_drawn_ones() -> None:

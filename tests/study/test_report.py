@@ -105,8 +105,8 @@ def test_counted_bytes_are_the_models_rank_by_rank(run: Path) -> None:
     assert [r[0] for r in rows if r[2] == "not part of the program"] == ["norms"]
     # The cost model adds the busiest rank of each move, so that no rank sends more than it says.
     config = run_config(run, 4)
-    settings, outcome, _ = _expected(run, config, 4, None)
-    priced = step_numbers(outcome, settings.batch)["bytes"]
+    settings, priced, _ = _expected(run, config, 4, None)
+    priced = step_numbers(priced, settings.batch)["bytes"]
     assert 0 < max(sum(r["model"].values()) for r in facts["bytes"]) <= priced
 
 

@@ -29,10 +29,10 @@ def net(*, input=(6, 5, 2), classes=7):
 
     run = Worker.run
 
-    def fails(self, feeds, samples, mode="reduce", context=None):
-        if self.transport.rank == 1 and context is not None and context.step == 2:
+    def fails(self, feeds, samples, mode="reduce", micro_batch=None):
+        if self.transport.rank == 1 and micro_batch is not None and micro_batch.number == 2:
             raise RuntimeError("only here")
-        return run(self, feeds, samples, mode, context)
+        return run(self, feeds, samples, mode, micro_batch)
 
     Worker.run = fails
     g = GraphBuilder(input=input)

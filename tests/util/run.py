@@ -135,13 +135,13 @@ def run(
         for name, array in (state or {}).items():
             own[name] = cut(program.params[name].box(r), array).astype(own[name].dtype)
         e = Executor(program, engine or NumpyEngine(dtype), world.transport(r), own)
-        e.context.seed = seed
+        e.micro_batch.seed = seed
         e.on_update = descent(rate)
         executors.append(e)
     results: list[dict[str, Any]] = []
     for step in range(steps):
         for e in executors:
-            e.context.step = step
+            e.micro_batch.number = step
         results = run_lockstep(executors, [local_feeds(program, r, feeds, dtype) for r in range(plan.grid.size)])
         world.check_idle()
     return Run(program, executors, results, world, frozenset(_varying(graph, batch)))

@@ -55,14 +55,14 @@ class Rank:
         kinds = {k: p.kind for k, p in graph.params().items()}
         self.optimizer = SGD(0.05, momentum=0.9, weight_decay=1e-3, kinds=kinds)
         self.executor = Executor(program, engine, transport, self.state)
-        self.executor.context.seed = seed
+        self.executor.micro_batch.seed = seed
         self.executor.on_update = self.optimizer.step
 
     def train(self, feeds: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
         """Loss of every step."""
         losses = []
         for step, global_feeds in enumerate(feeds):
-            self.executor.context.step = step
+            self.executor.micro_batch.number = step
             results = self.executor.run(local_feeds(self.program, self.rank, global_feeds, self.executor.engine.dtype))
             losses.append(float(results["loss"]))
         return np.array(losses)

@@ -15,7 +15,7 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.plan import Plan
-from lbpar.runtime.binding import Context
+from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.rules import LAMB, LARS, SGD, AdamW
@@ -133,7 +133,7 @@ class Training:
             executor.on_update = update
             blocks = local_feeds(executor.program, rank, feeds, np.dtype(case.types))
             before = getattr(engine, "fetches", 0)
-            ran.told.append(worker.run(blocks, BATCH, mode, Context(7, step, 1 / case.micro)))
+            ran.told.append(worker.run(blocks, BATCH, mode, MicroBatch(7, step, 1 / case.micro)))
             ran.fetches += getattr(engine, "fetches", 0) - before
         left = worker.state | rule.state_dict()
         ran.left = {n: engine.to_host(a).copy() for n, a in left.items()}
