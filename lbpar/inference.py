@@ -43,8 +43,8 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     with _restored(args) as network:
         found = {"step": network.trainer.step, **network.evaluate()}
         if network.trainer.transport.rank == 0:
+            from lbpar.json_text import dumps
             from lbpar.tables import short
-            from lbpar.train.json_text import dumps
 
             print(dumps(found) if args.json else "  ".join(f"{k} {short(v)}" for k, v in found.items()), flush=True)
     return 0

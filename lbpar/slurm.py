@@ -15,12 +15,12 @@ from lbpar.cost.machine import find_machine
 from lbpar.cost.price import SLOTS
 from lbpar.data.sampler import Sampler
 from lbpar.errors import ConfigError, LbparError
+from lbpar.json_text import write_text
 from lbpar.plan.resolve import optimizer_name
 from lbpar.shipped import shipped
 from lbpar.streams import standard_streams
 from lbpar.study.predict import predict
 from lbpar.text import human_bytes, human_seconds
-from lbpar.train.json_text import write_text
 from lbpar.train.setup import build_dataset, build_graph
 
 #: Template by launcher.

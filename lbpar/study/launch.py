@@ -13,8 +13,8 @@ from typing import Any
 
 from lbpar.config.run_file import AUTO, RunConfig, dump, load_run_file
 from lbpar.errors import ConfigError
+from lbpar.json_text import dumps, write_text
 from lbpar.study.points import Point
-from lbpar.train.json_text import dumps, write_text
 
 FOUND, FAILED, LOG = "point.json", "failed.json", "log.txt"
 #: Lines of a failed point's log that are kept as its message.

@@ -21,12 +21,12 @@ from lbpar import __version__
 from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.errors import DataError
+from lbpar.json_text import dumps, write_text
 from lbpar.plan.choose import Settings
 from lbpar.plan.explain import step_numbers
 from lbpar.plan.resolve import optimizer_name
 from lbpar.runtime.worker import StepResult
 from lbpar.threads import node_cores
-from lbpar.train.json_text import dumps, write_text
 from lbpar.train.setup import join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.launch import run_main

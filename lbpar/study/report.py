@@ -14,6 +14,7 @@ from typing import Any
 from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import AUTO, RunConfig
 from lbpar.errors import ConfigError, Unsupported
+from lbpar.json_text import write_text
 from lbpar.plan.choose import PricedPlan, Settings
 from lbpar.plan.explain import layer_rows, step_numbers
 from lbpar.plan.picture import picture
@@ -25,7 +26,6 @@ from lbpar.study.table import predicted_parts
 from lbpar.tables import short
 from lbpar.text import human_bytes, human_seconds
 from lbpar.train.directory import run_config
-from lbpar.train.json_text import write_text
 from lbpar.train.metrics import read_metrics
 from lbpar.train.setup import build_graph
 

@@ -16,6 +16,7 @@ from lbpar.config.parallel import STRATEGIES
 from lbpar.config.run_file import RunConfig, dump
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
+from lbpar.json_text import dumps, write_text
 from lbpar.provenance import provenance
 from lbpar.study.figures import draw_all
 from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
@@ -26,7 +27,6 @@ from lbpar.study.predict import predict
 from lbpar.study.table import make_rows, to_csv
 from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds
-from lbpar.train.json_text import dumps, write_text
 from lbpar.train.setup import build_graph
 
 Say = Callable[[str], None]

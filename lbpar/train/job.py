@@ -13,13 +13,13 @@ from lbpar.config.model import PythonModel
 from lbpar.config.run_file import AUTO, RunConfig, dump
 from lbpar.errors import CheckpointError, ConfigError
 from lbpar.graph.graph import Graph
+from lbpar.json_text import write_text
 from lbpar.plan.resolve import is_chosen, save_plan
 from lbpar.program.plan import Plan
 from lbpar.provenance import timestamp
 from lbpar.runtime.worker import StepResult
 from lbpar.tables import short
 from lbpar.train.directory import Resume, check_directory, make_directory
-from lbpar.train.json_text import write_text
 from lbpar.train.lock import check_free, run_lock
 from lbpar.train.metrics import MetricsWriter, tensorboard_messages
 from lbpar.train.progress import Progress

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from lbpar.errors import CheckpointError, ConfigError
+from lbpar.json_text import dumps, unwritable, write_text
 from lbpar.text import flatten
-from lbpar.train.json_text import dumps, unwritable, write_text
 
 Record = dict[str, Any]
 

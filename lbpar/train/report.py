@@ -14,12 +14,12 @@ import numpy as np
 from lbpar import __version__
 from lbpar.checkpoint.files import checkpoint_path
 from lbpar.config.losses import METRICS
+from lbpar.json_text import dumps, write_text
 from lbpar.program.words import program_rows
 from lbpar.provenance import hosts, provenance, timestamp
 from lbpar.tables import print_table, short
 from lbpar.terminal import screen
 from lbpar.text import human_bytes
-from lbpar.train.json_text import dumps, write_text
 from lbpar.train.trainer import Trainer
 
 FINAL = (

@@ -19,6 +19,7 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
+from lbpar.program.norms import check_norms
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.make import make_optimizer
@@ -26,7 +27,6 @@ from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
 from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.evaluator import REMEDY, Evaluator
-from lbpar.train.norms import check_norms
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset, loss_of
 from lbpar.train.totals import Totals

@@ -9,8 +9,8 @@ from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.output import write_output
 from lbpar.config.paths import path_option
 from lbpar.engine.registry import BFLOAT16, NAMES
+from lbpar.json_text import dumps
 from lbpar.tables import print_table
-from lbpar.train.json_text import dumps
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
 from lbpar.verify.run import MARGINS, TOLERANCES, Verification, verify

@@ -14,11 +14,11 @@ from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import norms, with_norm_stats
+from lbpar.program.norms import check_norms
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
 from lbpar.train.devices import over_devices
-from lbpar.train.norms import check_norms
 from lbpar.train.setup import build_graph, build_plan, check_asked, connect_to
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lbpar.errors import CheckpointError, ConfigError
-from lbpar.train.json_text import dumps, write_text
+from lbpar.json_text import dumps, write_text
 from lbpar.train.metrics import MetricsWriter, read_metrics
 
 RECORDS = [
