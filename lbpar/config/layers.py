@@ -126,11 +126,19 @@ class _Convolution(Layer):
     init: Init = _INIT
 
 
+PadMode = Literal["zeros", "reflect", "replicate"]
+_MODE: Any = Field(
+    default="zeros",
+    description="What lies around: zeros, the inputs mirrored at the first and last, or these repeated.",
+)
+
+
 @LAYERS.add
 class Conv(_Convolution):
     """Convolution."""
 
     op: Literal["conv"]
+    pad_mode: PadMode = _MODE
 
 
 @LAYERS.add
@@ -220,6 +228,14 @@ class LeakyRelu(Layer):
 
     op: Literal["leaky_relu"]
     slope: NonNegative = Field(default=0.01, description="Slope for negative inputs.")
+
+
+@LAYERS.add
+class PRelu(Layer):
+    """x where positive, else a learnt slope times x, at first 0.25."""
+
+    op: Literal["prelu"]
+    per_channel: Flag = Field(default=False, description="A slope per channel, not one for all.")
 
 
 Sigmoid = _plain("sigmoid", "1 / (1 + exp(-x)).")
@@ -322,18 +338,24 @@ class Dropout(Layer):
 
 @LAYERS.add
 class Upsample(Layer):
-    """Nearest-neighbour enlargement."""
+    """Enlargement, to the nearest neighbour or linear in each dimension (bilinear, trilinear)."""
 
     op: Literal["upsample"]
     factor: Sizes = Field(default=2, description="How many times larger.")
+    mode: Literal["nearest", "linear"] = Field(default="nearest", description="How new elements follow from old ones.")
+    align_corners: Flag = Field(
+        default=False,
+        description="With `linear`: the first and last elements stay where they are, as PyTorch's `align_corners`.",
+    )
 
 
 @LAYERS.add
 class PadLayer(Layer):
-    """Zeros around space."""
+    """A rim around space: of zeros, or of what lies inside."""
 
     op: Literal["pad"]
     pad: Pad = Field(description="How many before and after.")
+    mode: PadMode = _MODE
 
 
 @LAYERS.add

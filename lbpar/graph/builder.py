@@ -26,6 +26,7 @@ from lbpar.graph.ops.pointwise import (
     Hardswish,
     LeakyRelu,
     Multiply,
+    PRelu,
     Relu,
     Sigmoid,
     Silu,
@@ -117,7 +118,12 @@ class GraphBuilder:
         inputs = names(x, at) if layer.joins else [x]
         rank = self._rank(inputs[0], at) if layer.has_sizes() else 0
         try:
-            op = OPS[word].make(**layer.options(rank))
+            given = layer.options(rank)
+            mode = given.pop("pad_mode", "zeros")
+            if mode != "zeros" and any(map(any, given["pad"])):  # a node of its own
+                inputs = [self.add_op(Pad(given["pad"], mode), inputs, name and f"{name}_pad")]
+                given["pad"] = ((0, 0),) * rank
+            op = OPS[word].make(**given)
         except ValueError as error:
             raise GraphError(f"{at}: {error}.") from None
         return self.add_op(op, inputs, name)
@@ -216,7 +222,7 @@ def _method(layer: type[Layer]) -> Callable[..., str]:
 
 
 for _op in (
-    *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, Sigmoid, Tanh),
+    *(Conv, ConvTranspose, MaxPool, AvgPool, GlobalAvgPool, Norm, Relu, LeakyRelu, PRelu, Sigmoid, Tanh),
     *(Elu, Gelu, Silu, Softplus, Hardsigmoid, Hardswish),
     *(InstanceNorm, GroupNorm, LayerNorm, LocalResponseNorm, Softmax, ChannelShuffle),
     *(Add, Multiply, Concat, Flatten, Linear, Dropout, Upsample, Pad, Crop, Fit),

@@ -153,8 +153,8 @@ class Param(_Indexed):
     ----------
     dims : tuple of Index
         Global shape and the loops that index it, in memory order.
-    init : {"he", "glorot", "zeros", "ones"}
-        Initialisation rule.
+    init : {"he", "glorot", "zeros", "ones"} or float
+        Initialisation rule, or the value of all elements.
     kind : {"weight", "bias", "norm", "statistic"}
         For per-kind optimizer settings; a "statistic" is not trained.
     fan_in, fan_out : int
@@ -162,7 +162,7 @@ class Param(_Indexed):
     """
 
     dims: tuple[Index, ...]
-    init: Literal["he", "glorot", "zeros", "ones"] = "zeros"
+    init: Literal["he", "glorot", "zeros", "ones"] | float = "zeros"
     kind: Literal["weight", "bias", "norm", "statistic"] = "weight"
     fan_in: int = 1
     fan_out: int = 1

@@ -16,7 +16,8 @@ import numpy as np
 
 from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
-from lbpar.engine.host import label_losses
+from lbpar.engine.host import label_losses, prelu
+from lbpar.engine.host.lines import along_lines, taps, turned
 from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
 from lbpar.layout.interior import interior, rims
@@ -406,6 +407,25 @@ def _upsample_forward(b: Bound) -> tuple[Any, ...]:
     return factors, spatial(y), tuple(start(o) - start(i) * f for f, i, o in sides)
 
 
+def _lines(b: Bound) -> tuple[Any, ...]:
+    """Per spatial dimension what this rank's outputs read of the block that it holds, or backward what its inputs receive."""
+    out: list[Any] = []
+    for line, read, write in zip(b.attr("lines"), b.reads[0][1:-1], b.writes[0][1:-1], strict=True):
+        if line.rule == "shift":
+            out.append(None)
+            continue
+        rule, at, backward = (
+            (line.rule, line.inputs, line.outputs, line.before, line.factor),
+            indices(write),
+            "dy" in b.kernel.reads[0].value,
+        )
+        index, weight = turned(taps(*rule, np.arange(line.outputs)), at) if backward else taps(*rule, at)
+        here = np.clip(index - start(read), 0, max(length(read) - 1, 0))
+        assert (here == index - start(read))[weight != 0].all()
+        out.append((here, weight))
+    return (out,)
+
+
 # Losses.
 
 
@@ -518,6 +538,11 @@ BINDERS: dict[str, Binder] = {
     "shift": _shift,
     "upsample_forward": _method("upsample_forward", more=_upsample_forward),
     "upsample_backward": _method("upsample_backward", "factors"),
+    "lines_forward": _on_host(along_lines, more=_lines),
+    "lines_backward": _on_host(along_lines, more=_lines),
+    "prelu_forward": _on_host(prelu.prelu_forward),
+    "prelu_backward_data": _on_host(prelu.prelu_backward_data),
+    "prelu_slope_sums": _on_host(prelu.prelu_slope_sums, "per_channel"),
     "softmax_max": _method("softmax_max"),
     "softmax_sums": _method("softmax_sums", more=_first_class),
     "softmax_rank": _method("softmax_rank", more=_first_class),

@@ -50,8 +50,9 @@ def initial_block(name: str, param: Param, box: Box, seed: int, dtype: np.dtype)
     He: normal with variance 2/fan_in [He et al. 2015]. Glorot: uniform with variance 2/(fan_in + fan_out) [Glorot 2010].
     """
     kind = np.dtype(np.float64) if param.kind == "statistic" else dtype
-    if param.init in ("zeros", "ones"):
-        return np.full(box_shape(box), 1.0 if param.init == "ones" else 0.0, kind)
+    if isinstance(param.init, float) or param.init in ("zeros", "ones"):
+        value = param.init if isinstance(param.init, float) else float(param.init == "ones")
+        return np.full(box_shape(box), value, kind)
     key = fold(seed, zlib.crc32(name.encode()))
     index = flat_index(box, param.shape)
     if param.init == "he":

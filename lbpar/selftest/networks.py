@@ -67,7 +67,9 @@ def _weighed_voxels() -> Graph:
     g = GraphBuilder(input=(5, 6, 7, 2), name="weighed voxels")
     loss = LOSSES["dice_cross_entropy"]
     options: dict[str, Any] = {"class_weights": (0.5, 2.0, 1.0), "ignore_index": 2, "gamma": 1.5, "per_sample": True}
-    return g.build(g.conv(g.input, 3, 3, pad=1)).with_loss(loss(**options))
+    x = g.prelu(g.conv(g.input, 4, 3, pad=1, pad_mode="reflect"), per_channel=True)
+    x = g.upsample(g.avg_pool(x, (1, 2, 1)), (1, 2, 1), "linear")
+    return g.build(g.conv(x, 3, 3, pad=1, pad_mode="replicate")).with_loss(loss(**options))
 
 
 def _vectors(loss: str) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,6 +222,34 @@ SHIFTS = {
 
 def fitted(g: GraphBuilder, x: str, like: str) -> str:
     return g.concat([g.fit([x, like]), like])
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("shape", [(5, 2), (5, 4, 2), (1, 4, 3, 2)], ids=["line", "plane", "volume"])
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5])
+def test_linear_upsampling(factor: int, shape: tuple[int, ...], corners: bool) -> None:
+    check(around(shape, lambda g, x: g.upsample(x, factor, "linear", corners)))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("pad", [1, [[3, 0], [1, 2]], [0, [2, 4]]])
+def test_rims_of_what_lies_inside(mode: str, pad: Any) -> None:
+    check(around((4, 6, 3), lambda g, x: g.pad(x, pad, mode)))
+    check(around((4, 6, 3), lambda g, x: g.conv(x, 5, 3, stride=2, pad=pad, pad_mode=mode)))
+
+
+def test_a_convolution_that_reflects_is_padded_by_a_node_of_its_own() -> None:
+    g = GraphBuilder((4, 6, 3))
+    graph = g.build(g.conv(g.conv(g.input, 2, 3, pad=1, pad_mode="reflect", name="a"), 2, 1, pad_mode="reflect"))
+    assert [n.name for n in graph.ops] == ["a_pad", "a", "conv2"] and graph.params()["a.weight"].shape == (2, 3, 3, 3)
+    with pytest.raises(GraphError, match=r"pad: got an input of shape \(1, 4, 6, 3\) and .* to reflect, expected less"):
+        g.pad(g.input, 4, "reflect")
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("shape", [(6,), (4, 5, 6), (2, 3, 2, 6)])
+def test_prelu(shape: tuple[int, ...], per_channel: bool) -> None:
+    check(around(shape, lambda g, x: g.prelu(x, per_channel)))
 
 
 @pytest.mark.parametrize("kind", SHIFTS)

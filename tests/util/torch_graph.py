@@ -68,9 +68,10 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(1, -1)
 
 
-def _padded(x: torch.Tensor, pad: Any, value: float = 0.0) -> torch.Tensor:
+def _padded(x: torch.Tensor, pad: Any, value: float = 0.0, mode: str = "zeros") -> torch.Tensor:
     """Explicit (possibly asymmetric) padding of a channels-first tensor."""
-    return functional.pad(x, [p for pair in reversed(pad) for p in pair], value=value)
+    around = [p for pair in reversed(pad) for p in pair]
+    return functional.pad(x, around, value=value) if mode == "zeros" else functional.pad(x, around, mode=mode)
 
 
 def _in_parts(x: torch.Tensor, parts: Sequence[int], f: Callable[[torch.Tensor], torch.Tensor], dim: int = 0) -> Any:
@@ -161,7 +162,13 @@ def _apply(
             return x.flatten(1)
         case "pad" | "crop":
             shapes = [tuple(t.shape) for t in xs]
-            return _last(_padded(_first(x), op.sides(shapes)))
+            return _last(_padded(_first(x), op.sides(shapes), mode=getattr(op, "mode", "zeros")))
+        case "upsample" if op.mode == "linear":
+            mode = ("linear", "bilinear", "trilinear")[rank - 1]
+            y = functional.interpolate(_first(x), scale_factor=op.factor, mode=mode, align_corners=op.align_corners)
+            return _last(y)
+        case "prelu":
+            return _last(functional.prelu(_first(x), w))
         case "upsample":
             for i, f in enumerate(op.factor):
                 x = x.repeat_interleave(f, 1 + i)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
-from lbpar.graph.loops import Kernel, Operand, Shape, tensor, tensor_loops
+from lbpar.graph.loops import Index, Kernel, Operand, Param, Shape, tensor, tensor_loops
 from lbpar.graph.op import Op
 
 
@@ -64,6 +64,32 @@ class LeakyRelu(Activation):
 
     slope: float
     options: ClassVar[type[Layer]] = layers.LeakyRelu
+
+
+@dataclass(frozen=True)
+class PRelu(Pointwise):
+    """x where x > 0, weight * x elsewhere."""
+
+    per_channel: bool
+    options: ClassVar[type[Layer]] = layers.PRelu
+
+    def params(self, xs: Sequence[Shape]) -> dict[str, Param]:
+        return {"weight": Param(self._slope("weight", xs).dims, 0.25, "norm")}
+
+    def _slope(self, value: str, xs: Sequence[Shape]) -> Operand:
+        return Operand(value, (Index(xs[0][-1], ("C",)) if self.per_channel else Index(1),))
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return (self._kernel("prelu_forward", xs, (*self._inputs(xs), self._slope("weight", xs)), "y"),)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        reads, kernels = (tensor("x0", xs[0]), tensor("dy", xs[0])), []
+        if "dweight" in wanted:
+            sums = (self._slope("dweight", xs),)
+            kernels.append(Kernel("prelu_slope_sums", tensor_loops(xs[0]), reads, sums, self.attrs(), 2 * prod(xs[0])))
+        if "dx0" in wanted:
+            kernels.append(self._kernel("prelu_backward_data", xs, (*reads, self._slope("weight", xs)), "dx0"))
+        return tuple(kernels)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ops that move elements: concatenate, flatten, nearest upsampling."""
+"""Ops that move elements: concatenate, flatten, upsampling."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Index, Kernel, Operand, Shape, Window, like, plain, spatial_letters, tensor, tensor_loops
 from lbpar.graph.op import Op
+from lbpar.graph.ops.lines import Line, Rule, line_kernels
 from lbpar.graph.ops.windows import through
 
 
@@ -82,9 +83,11 @@ class Flatten(Op):
 
 @dataclass(frozen=True)
 class Upsample(Op):
-    """Nearest-neighbour upsampling by an integer factor per spatial dimension."""
+    """Upsampling by an integer factor per spatial dimension, to the nearest neighbour or linear."""
 
     factor: tuple[int, ...]
+    mode: str = "nearest"
+    align_corners: bool = False
     options: ClassVar[type[Layer]] = layers.Upsample
     sample: ClassVar[Mapping[str, Any] | None] = {}
 
@@ -100,11 +103,20 @@ class Upsample(Op):
     def _cells(self, operand: Operand, transposed: bool) -> Operand:
         return through(operand, [Window(f, f) for f in self.factor], transposed)  # one coarse cell covers f fine ones
 
+    def _lines(self, xs: Sequence[Shape]) -> tuple[Kernel, Kernel]:
+        rule: Rule = "corners" if self.align_corners else "linear"
+        cut = zip(xs[0][1:-1], self.factor, strict=True)
+        return line_kernels([Line(rule if f > 1 else "shift", e, e * f, 0, f) for e, f in cut], xs[0], self.infer(xs))
+
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        if self.mode == "linear":
+            return self._lines(xs)[:1]
         y = self.infer(xs)
         return self._kernel("upsample_forward", y, self._cells(tensor("x0", xs[0]), True), tensor("y", y), prod(y))
 
     def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        if self.mode == "linear":
+            return self._lines(xs)[1:]
         y = self.infer(xs)
         return self._kernel(
             "upsample_backward", xs[0], self._cells(tensor("dy", y), False), tensor("dx0", xs[0]), prod(y)

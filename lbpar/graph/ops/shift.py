@@ -1,17 +1,18 @@
-"""Ops that pad and crop space: each output is one input, or zero."""
+"""Ops that pad and crop space: each output is one input, or zero, or the rim has what lies inside."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from lbpar.config import layers
 from lbpar.config.layers import Layer
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Kernel, Operand, Shape, Window, tensor, tensor_loops
 from lbpar.graph.op import Op
+from lbpar.graph.ops.lines import Line, Rule, line_kernels
 from lbpar.graph.ops.windows import through
 
 
@@ -49,14 +50,34 @@ class Shift(Op):
 
 @dataclass(frozen=True)
 class Pad(Shift):
-    """Zeros around space; negative numbers crop."""
+    """A rim around space: zeros, whose negative numbers crop, or what lies inside, mirrored or repeated."""
 
     pad: tuple[tuple[int, int], ...]
+    mode: layers.PadMode = "zeros"
     options: ClassVar[type[Layer]] = layers.PadLayer
-    sample: ClassVar[Mapping[str, Any] | None] = {"pad": 1}
+    sample: ClassVar[Mapping[str, Any] | None] = {"pad": 1, "mode": "reflect"}
 
     def sides(self, xs: Sequence[Shape]) -> tuple[tuple[int, int], ...]:
         return self.pad
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        out = super().infer(xs)
+        if self.mode == "reflect" and any(max(pq) >= e for pq, e in zip(self.pad, xs[0][1:-1], strict=True)):
+            raise GraphError(
+                f"{self.kind}: got an input of shape {xs[0]} and {[list(pq) for pq in self.pad]} to reflect, expected less than each extent."
+            )
+        return out
+
+    def _rims(self, xs: Sequence[Shape]) -> tuple[Kernel, Kernel]:
+        mode, sides = cast(Rule, self.mode), zip(xs[0][1:-1], self.pad, strict=True)
+        lines = [Line(mode if p or q else "shift", e, e + p + q, p) for e, (p, q) in sides]
+        return line_kernels(lines, xs[0], self.infer(xs))
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return super().forward(xs, training) if self.mode == "zeros" else self._rims(xs)[:1]
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        return super().backward(xs, wanted) if self.mode == "zeros" else self._rims(xs)[1:]
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,7 @@ class Crop(Shift):
 
     crop: tuple[tuple[int, int], ...]
     options: ClassVar[type[Layer]] = layers.Crop
+    sample: ClassVar[Mapping[str, Any] | None] = {"crop": 1}
 
     def sides(self, xs: Sequence[Shape]) -> tuple[tuple[int, int], ...]:
         return tuple((-p, -q) for p, q in self.crop)
