@@ -291,5 +291,5 @@ def _without_idle_window(dim: Dim, grid: Grid) -> Dim:
 def _box(layout: Layout, rank: int) -> Box:
     coords = layout.grid.coords(rank)
     if not layout.holds(rank):
-        return ((),) * len(layout.dims)
+        return ((),) * max(1, len(layout.dims))  # empty even where there is no dimension
     return tuple(d.runs(layout.grid, coords) for d in layout.dims)

@@ -134,6 +134,8 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 def box_intersect(a: Box, b: Box) -> Box:
     """Elements in both boxes."""
+    if len(a) != len(b):  # one is empty, the other that of a tensor without dimensions
+        return ((),)
     return tuple(intersect(p, q) for p, q in zip(a, b, strict=True))
 
 

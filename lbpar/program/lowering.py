@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Kernel, Shape
 from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.losses import MEASURED
 from lbpar.layout.grid import Axes, Grid
-from lbpar.layout.layout import Layout
+from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.transition import Move, accumulate, transition
 from lbpar.program.fuse import fuse
 from lbpar.program.order import finish
+from lbpar.program.pipeline import Gradients, pipelined
 from lbpar.program.plan import Plan
 from lbpar.program.rims import split_rims
 from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
-
-Gradients = Literal["reduce", "accumulate", "last"]
 
 
 def lower(
@@ -66,9 +64,16 @@ def lower(
         Compute the interior of convolutions while their halos are under way (`lbpar.program.rims`).
     """
     plan.check(graph, batch)
-    program = Lowering(graph, plan, batch, training, gradients).run(input_grad)
-    program = fuse(program) if fused else program
-    program = split_rims(program) if rims else program
+
+    def part(samples: int, gradients: Gradients, alone: bool = True) -> Program:
+        program = Lowering(graph, plan, samples, training, gradients).run(input_grad, alone)
+        program = fuse(program) if fused else program
+        return split_rims(program) if rims else program
+
+    if plan.pipeline is not None and training and graph.loss is not None:
+        program = pipelined(graph, plan, batch, gradients, part)
+    else:
+        program = part(batch, gradients)
     return finish(program, keep=keep, overlap=overlap, bucket_bytes=bucket_bytes)
 
 
@@ -105,6 +110,7 @@ class Lowering:
         self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in nodes}
         self.param_names = {n.name: _param_names(n.op, self.xs[n.name]) for n in nodes}
         self.phase: Phase = "forward"
+        self.alone = True
 
     # Values and their copies.
 
@@ -193,11 +199,13 @@ class Lowering:
 
     def layouts(self, node: Node, kernel: Kernel) -> tuple[Sequence[Layout], Sequence[Layout]]:
         """Layouts of what a kernel reads and of what it writes."""
-        return _layouts(kernel, self.grid, tuple(self.plan[node.name].items()))
+        return _layouts(kernel, self.grid, tuple(self.plan[node.name].items()), self.plan.at(node.name))
 
     # Phases.
 
-    def run(self, input_grad: bool = False) -> Program:
+    def run(self, input_grad: bool = False, alone: bool = True) -> Program:
+        """Lower all; ``alone``: it is no micro-batch, whose loss is added to others before the ranks learn it."""
+        self.alone = alone
         self.forward()
         if self.training and self.graph.loss is not None:
             self.backward(input_grad)
@@ -207,6 +215,8 @@ class Lowering:
     def forward(self) -> None:
         for node in self.graph.ops:
             self.node_forward(node)
+        if not self.alone:
+            return
         value, node = f"{self.graph.output}:y", self.graph[self.graph.output]
         if value in self.copies:
             home = self.copies[value][0].layout.complete
@@ -230,7 +240,8 @@ class Lowering:
                 value = f"{node.name}:{short}"
                 if value in self.copies:
                     copy = self.copies[value][0]
-                    self.results[result] = self.fetch(value, copy.layout.complete, node, "float64")
+                    layout = replace(copy.layout.complete, at=None) if self.alone else copy.layout
+                    self.results[result] = self.fetch(value, layout, node, "float64")
 
     def backward(self, input_grad: bool) -> None:
         self.phase = "backward"
@@ -348,11 +359,11 @@ def _update(op: Op, xs: tuple[Shape, ...]) -> tuple[Kernel, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def _layouts(
-    kernel: Kernel, grid: Grid, op_grid: tuple[tuple[str, Axes], ...]
+    kernel: Kernel, grid: Grid, op_grid: tuple[tuple[str, Axes], ...], at: Dim | None
 ) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     ways = dict(op_grid)
-    reads = tuple(Layout.of(o, kernel, grid, ways) for o in kernel.reads)
-    return reads, tuple(Layout.of(o, kernel, grid, ways, written=True) for o in kernel.writes)
+    reads = tuple(Layout.of(o, kernel, grid, ways, at=at) for o in kernel.reads)
+    return reads, tuple(Layout.of(o, kernel, grid, ways, written=True, at=at) for o in kernel.writes)
 
 
 def wanted_gradients(graph: Graph, input_grad: bool = False) -> dict[str, frozenset[str]]:

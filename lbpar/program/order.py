@@ -55,7 +55,15 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
     if limit <= 0:
         return steps
     last = {b for s in steps if isinstance(s, Update) for b in s.grads}
-    awaited = any(isinstance(s, Start) and s.phase == "backward" and s.dst not in last and s.move.axes for s in steps)
+    # What goes on to another stage is not waited for here.
+    awaited = any(
+        isinstance(s, Start)
+        and s.phase == "backward"
+        and s.dst not in last
+        and s.move.axes
+        and s.move.src.at == s.move.dst.at
+        for s in steps
+    )
     open_buckets: dict[tuple[object, ...], list[Start]] = {}
     out: list[Step] = []
     held: list[Step] = []
@@ -69,7 +77,7 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
     waits_moved: set[str] = set()
     for step in steps:
         if isinstance(step, Start) and step.move.kind == "allreduce" and step.dst in last:
-            key: tuple[object, ...] = (step.move.axes, step.move.src.reduce)
+            key: tuple[object, ...] = (step.move.axes, step.move.src.reduce, step.move.src.at)
             open_buckets.setdefault(key, []).append(step)
             waits_moved.add(step.dst)
             if sum(_bytes(s) for s in open_buckets[key]) >= limit:
@@ -108,7 +116,7 @@ def _merge_statistics(steps: list[Step], program: Program, limit: int) -> list[S
 
 def _bytes(start: Start) -> int:
     layout = start.move.src
-    return 4 * prod(layout.shape) // layout.grid.ways(layout.shard_axes)
+    return 4 * prod(layout.shape) // layout.grid.ways(replace(layout, at=None).shard_axes)
 
 
 def _sink_waits(steps: list[Step], results: set[str]) -> list[Step]:
@@ -139,7 +147,10 @@ def _last_use(steps: list[Step]) -> dict[str, int]:
         for name in (*reads(step), *writes(step)):
             last[name] = i
         if isinstance(step, Start):
-            source[step.dst] = step.src
+            # What goes to another stage is packed when it starts, and its sender does not wait.
+            source[step.dst] = (
+                step.dst if step.move.kind == "p2p" and step.move.src.at != step.move.dst.at else step.src
+            )
         elif isinstance(step, StartMany):
             source.update({s.dst: s.src for s in step.starts})
         elif isinstance(step, Wait):

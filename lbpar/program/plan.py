@@ -3,13 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Axes, Grid
+from lbpar.layout.layout import Dim
 
 OpGrid = Mapping[str, Axes]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Which layers run where, and in how many parts a mini-batch goes through them.
+
+    Parameters
+    ----------
+    axes : Axes
+        Grid axes along which the stages lie, major first; no op grid uses them. None: one stage.
+    stages : mapping
+        Of every op its stage, from 0 on; it does not decrease from an op to its readers. Stage s is at coordinate s modulo the number of
+        places along the axes, so that with more stages than places each place has several (schedule "interleaved").
+    schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+        Order in which micro-batches go through the stages (`lbpar.program.schedule`).
+    micro_batches : int
+        Parts of a mini-batch, the first ones larger by one sample where it does not divide; never more than samples.
+    """
+
+    axes: Axes = ()
+    stages: Mapping[str, int] = field(default_factory=dict)
+    schedule: Schedule = "1f1b"
+    micro_batches: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of stages."""
+        return 1 + max(self.stages.values(), default=0)
+
+    def check(self, graph: Graph, grid: Grid) -> None:
+        """Raise PlanError unless the stages fit the network and the grid."""
+        places, names = grid.ways(self.axes), [n.name for n in graph.ops]
+        wrong = sorted(set(self.axes) - set(grid.axes))
+        if wrong:
+            raise PlanError(
+                f"pipeline: grid axis {wrong[0]} does not exist; the grid {grid} has {len(grid.sizes)} axes."
+            )
+        if self.schedule not in SCHEDULES:
+            raise PlanError(f"pipeline: got schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}.")
+        if self.micro_batches < 1:
+            raise PlanError(f"pipeline: got {self.micro_batches} micro-batches, expected at least 1.")
+        if places == 1 and not self.stages:
+            return
+        missing = [n for n in names if n not in self.stages]
+        if missing:
+            raise PlanError(f"pipeline: layer {missing[0]} has no stage; give every layer one.")
+        strange = [n for n in self.stages if n not in names]
+        if strange:
+            raise PlanError(f"pipeline: {strange[0]!r} is not a layer of {graph.name}; remove it or rename it.")
+        if self.count > len(names):
+            raise PlanError(
+                f"pipeline: got {self.count} stages, but {graph.name} has {len(names)} layers; give every stage one at least."
+            )
+        empty = sorted(set(range(self.count)) - set(self.stages.values()))
+        if empty:
+            raise PlanError(
+                f"pipeline: no layer is in stage {empty[0]}, but there is stage {self.count - 1}; number stages without gaps, from 0 on."
+            )
+        if self.count < places:
+            raise PlanError(
+                f"pipeline: the layers are in {self.count} stages, but the grid has places for {places}; give every place a stage."
+            )
+        if self.count > places and self.schedule != "interleaved":
+            raise PlanError(
+                f"pipeline: the layers are in {self.count} stages, but the grid has places for {places}; only schedule interleaved "
+                "puts several stages at one place."
+            )
+        for node in graph.ops:
+            for x in node.inputs:
+                if x in self.stages and self.stages[x] > self.stages[node.name]:
+                    raise PlanError(
+                        f"pipeline: {node.name} is in stage {self.stages[node.name]}, but reads {x} of stage {self.stages[x]}; stages must "
+                        "not go backwards along an edge."
+                    )
 
 
 @dataclass(frozen=True)
@@ -23,10 +101,13 @@ class Plan:
     ops : mapping
         ``{node: {loop: axes}}``; axes are major first. Axes that an op does not use are idle: the replicas
         compute the same thing.
+    pipeline : Pipeline, optional
+        Stages and micro-batches; by default neither.
     """
 
     grid: Grid
     ops: Mapping[str, OpGrid] = field(default_factory=dict)
+    pipeline: Pipeline | None = None
 
     def __getitem__(self, node: str) -> OpGrid:
         return self.ops.get(node, {})
@@ -35,8 +116,26 @@ class Plan:
         """Number of parts of each split loop of a node."""
         return {loop: self.grid.ways(axes) for loop, axes in self[node].items() if axes}
 
+    @property
+    def micro_batches(self) -> int:
+        """Parts of a mini-batch."""
+        return 1 if self.pipeline is None else self.pipeline.micro_batches
+
+    def staged(self, places: int, pipeline: Pipeline) -> Plan:
+        """The same grids inside each of so many places, which are along one more axis, the slowest."""
+        grid = Grid((*self.grid.sizes, places)) if places > 1 else self.grid
+        return Plan(grid, self.ops, replace(pipeline, axes=grid.axes[len(self.grid.sizes) :]))
+
+    def at(self, node: str) -> Dim | None:
+        """Where a node runs (`Layout.at`); None: everywhere."""
+        p = self.pipeline
+        return Dim.only(p.axes, p.stages[node] % self.grid.ways(p.axes)) if p is not None and p.axes else None
+
     def check(self, graph: Graph, batch: int) -> None:
         """Raise PlanError unless every op can take its grid."""
+        if self.pipeline is not None:
+            self.pipeline.check(graph, self.grid)
+        stage_axes = set(self.pipeline.axes) if self.pipeline is not None else set()
         for name, op_grid in self.ops.items():
             if name not in graph:
                 raise PlanError(f"plan: {name!r} is not a layer of {graph.name}; remove it or rename it.")
@@ -52,6 +151,8 @@ class Plan:
                         raise PlanError(
                             f"{name}: grid axis {a} does not exist; the grid {self.grid} has axes 0 to {len(self.grid.sizes) - 1}."
                         )
+                    if a in stage_axes:
+                        raise PlanError(f"{name}: grid axis {a} has the stages; a loop cannot be split along it.")
                     if a in used:
                         raise PlanError(f"{name}: grid axis {a} is given to two loops; give each axis to one loop.")
                     used.add(a)

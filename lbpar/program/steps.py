@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,24 +64,27 @@ class Wait:
 
 @dataclass(frozen=True)
 class Sum:
-    """Add local arrays of one layout."""
+    """Add local arrays of one layout, times ``weights`` if there are any."""
 
     srcs: tuple[str, ...]
     dst: str
     phase: Phase
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Accumulate:
     """Add this rank's part of a parameter's gradient to what earlier micro-batches left.
 
-    With ``last``, the sum goes on to the ranks that share the parameter (once for all micro-batches); else it is kept.
+    With ``last``, the sum goes on to the ranks that share the parameter (once for all micro-batches); else it is kept. ``weight`` is the
+    micro-batch's share of the program's samples.
     """
 
     param: str
     grad: str
     last: bool
     phase: Phase = "backward"
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,11 @@ Step = Compute | Start | StartMany | Wait | Sum | Accumulate | Update | Free
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array of a program: its layout and element type (None: the network's)."""
+    """An array of a program: its layout and element type (None: the network's). What belongs to a micro-batch knows its ``first`` sample."""
 
     layout: Layout
     dtype: str | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,25 @@ class Program:
         for step in self.steps:
             out += step.starts if isinstance(step, StartMany) else (step,) if isinstance(step, Start) else ()
         return tuple(out)
+
+
+def takes_part(step: Step, program: Program, rank: int) -> bool:
+    """Whether a rank does anything in a step; others leave it out. Updates and frees pass over what is not there by themselves.
+
+    An exchange between coordinates is done by all ranks of the group, as transports want it.
+    """
+
+    def holds(buffers: Iterable[str]) -> bool:
+        return any(program.buffers[b].layout.holds(rank) for b in buffers)
+
+    match step:
+        case Start():
+            return step.move.src.at != step.move.dst.at or holds((step.src,))
+        case StartMany():
+            return holds(s.src for s in step.starts)
+        case Update() | Free():
+            return True
+    return holds(writes(step))
 
 
 def reads(step: Step) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ class Bound:
     reads: tuple[Box, ...]
     writes: tuple[Box, ...]
     written: tuple[Layout, ...]
+    first: int = 0
 
     @classmethod
     def of(cls, step: Compute, program: Program, rank: int) -> Bound:
@@ -65,7 +66,8 @@ class Bound:
         boxes = [layout.box(rank) for layout in layouts]
         n = len(step.reads)
         grid = program.plan[step.node]
-        return cls(step.node, step.kernel, grid, rank, tuple(boxes[:n]), tuple(boxes[n:]), tuple(layouts[n:]))
+        first = program.buffers[step.writes[0]].first
+        return cls(step.node, step.kernel, grid, rank, tuple(boxes[:n]), tuple(boxes[n:]), tuple(layouts[n:]), first)
 
     def attr(self, name: str) -> Any:
         """An attribute of the kernel."""
@@ -349,7 +351,8 @@ def _activation(kind: str, method: str) -> Binder:
 
 def _dropout(b: Bound) -> Call:
     rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
-    index = index_parts(b.writes[0], b.written[0].shape)
+    samples, *rest = index_parts(b.writes[0], b.written[0].shape)
+    index = (samples + b.first * prod(b.written[0].shape[1:]), *rest)  # in the whole mini-batch
     return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.number), index),)
 
 

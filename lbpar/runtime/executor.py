@@ -11,7 +11,19 @@ import numpy as np
 from lbpar.engine.base import Engine
 from lbpar.graph.graph import TARGET
 from lbpar.graph.ops.losses import MEASURED
-from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Update, Wait
+from lbpar.program.steps import (
+    Accumulate,
+    Compute,
+    Free,
+    Program,
+    Start,
+    StartMany,
+    Step,
+    Sum,
+    Update,
+    Wait,
+    takes_part,
+)
 from lbpar.runtime.background import Background
 from lbpar.runtime.binding import Bound, Call, MicroBatch, bind
 from lbpar.runtime.buckets import PLACED, Buckets
@@ -79,7 +91,9 @@ class Executor:
         self.progress = "block" if transport.size == 1 or self._transfers.deferred else "test"
         self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
-        self._runs = [self._prepare(step) for step in program.steps]
+        # One for each step, so that ranks in one process keep in step; None where this rank has no part in it.
+        here = [takes_part(step, program, transport.rank) for step in program.steps]
+        self._runs = [self._prepare(s) if mine else None for s, mine in zip(program.steps, here, strict=True)]
         self._stretches = self._join()
 
     @property
@@ -122,7 +136,10 @@ class Executor:
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
-        kind, call = self._runs[index]
+        run = self._runs[index]
+        if run is None:
+            return
+        kind, call = run
         start = self.engine.mark()
         call()
         end = self.engine.mark()
@@ -156,6 +173,7 @@ class Executor:
             else:
                 for i in range(len(self._runs)):
                     self.execute(i)
+            self._transfers.settle()
         self._add_up(1)  # of this run much may still be under way
         return self.results()
 
@@ -185,15 +203,19 @@ class Executor:
     def _join(self) -> list[tuple[str, list[Callable[[], None]]]]:
         """Steps of one kind in a row, timed together. Freeing counts as what it follows."""
         out: list[tuple[str, list[Callable[[], None]]]] = []
-        for step, (kind, call) in zip(self.program.steps, self._runs, strict=True):
+        for step, run in zip(self.program.steps, self._runs, strict=True):
+            if run is None:
+                continue
+            kind, call = run
             if not out or (out[-1][0] != kind and not isinstance(step, Free)):
                 out.append((kind, []))
             out[-1][1].append(call)
         return out
 
     def results(self) -> dict[str, Array]:
-        """Arrays of ``program.results``."""
-        return {k: self.arrays[b] for k, b in self.program.results.items()}
+        """Arrays of ``program.results``; call it when all steps have run."""
+        self._transfers.settle()
+        return {k: self._array(b) for k, b in self.program.results.items()}
 
     def value(self, result: str) -> np.ndarray:
         """One of ``program.results`` on the host; for those of `SMALL` waits for what made it alone."""
@@ -255,8 +277,20 @@ class Executor:
         return run
 
     def _start(self, step: Start) -> None:
-        array = self.arrays[step.src]
-        self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
+        array = self._array(step.src)
+        if step.move.dst.holds(self.transport.rank):
+            self._pending[step.dst] = self._transfers.start(step.move, array, step.donate, step.dst)
+        else:
+            self._transfers.send(step.move, array, step.dst)
+
+    def _array(self, buffer: str, dtype: Any = None) -> Array:
+        """An array of the program; of one that is elsewhere, this rank's empty block."""
+        held = self._arrays.get(buffer)
+        if held is not None:
+            return held
+        info, rank = self.program.buffers[buffer], self.transport.rank
+        assert not info.layout.holds(rank), buffer
+        return self.engine.empty(info.layout.local_shape(rank), dtype or info.dtype or self.engine.activations)
 
     def _start_many(self, step: StartMany) -> None:
         shapes = [self._arrays[s.src].shape for s in step.starts]
@@ -270,7 +304,10 @@ class Executor:
         self.arrays[step.dst] = finish()
 
     def _sum(self, step: Sum) -> None:
-        self.arrays[step.dst] = self.engine.add([self.arrays[s] for s in step.srcs])
+        arrays, total = [self._arrays[s] for s in step.srcs], None
+        for weight, array in zip(step.weights, arrays, strict=False):
+            total = self.engine.axpy(weight, array, total)
+        self._arrays[step.dst] = self.engine.add(arrays) if total is None else total
 
     def _free(self, step: Free) -> Callable[[], None]:
         pop, names = self._arrays.pop, step.buffers
@@ -285,9 +322,8 @@ class Executor:
         return run
 
     def _accumulate(self, step: Accumulate) -> None:
-        part = self.engine.axpy(
-            self.micro_batch.weight, self.arrays[step.grad], self._accumulated.pop(step.param, None)
-        )
+        weight = self.micro_batch.weight * step.weight
+        part = self.engine.axpy(weight, self.arrays[step.grad], self._accumulated.pop(step.param, None))
         if step.last:
             self.arrays[step.grad] = part
         else:
@@ -295,7 +331,7 @@ class Executor:
 
     def _update(self, step: Update) -> None:
         if self.on_update is not None:
-            grads = {p: self._arrays[g] for p, g in zip(step.params, step.grads, strict=True)}
+            grads = {p: self._array(g, self.engine.dtype) for p, g in zip(step.params, step.grads, strict=True)}
             self.on_update({p: self.state[p] for p in step.params}, grads)
 
 

@@ -41,13 +41,16 @@ def read_feeds(
         Of real numbers: the engine's, whatever the dataset returns.
     """
     out: dict[str, Array] = {}
-    same: dict[tuple[str, object], Array] = {}
+    same: dict[tuple[object, ...], Array] = {}
     for buffer, source in program.feeds.items():
-        box = program.buffers[buffer].layout.box(rank)
-        key = (source, box)
+        held = program.buffers[buffer]
+        if not held.layout.holds(rank):
+            continue
+        box = held.layout.box(rank)
+        key = (source, held.first, box)
         if key not in same:
             read = dataset.read_targets if source == TARGET else dataset.read
-            block = read(samples[indices(box[0])], box[1:])
+            block = read(samples[held.first + indices(box[0])], box[1:])
             same[key] = np.ascontiguousarray(block, dtype if block.dtype.kind == "f" else None)
         out[buffer] = same[key]
     return out

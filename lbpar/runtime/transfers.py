@@ -43,6 +43,7 @@ class Transfers:
             transport.attach(engine)
         self.deferred = transport.own_cores
         self._under_way: deque[Request] = deque()
+        self._sending: deque[Finish] = deque()
         self._lock = Lock()  # a request is waited for, or tested, by one thread at a time
 
     def advance(self) -> None:
@@ -58,6 +59,7 @@ class Transfers:
         """Drop what is known of moves under way; a step that was left early may have left some."""
         with self._lock:
             self._under_way.clear()
+            self._sending.clear()
 
     def _watch(self, request: Request) -> Finish:
         """What waits for a request, while no other thread tests it."""
@@ -75,6 +77,22 @@ class Transfers:
         ``donate`` allows the array's memory to be overwritten.
         """
         return getattr(self, f"_{move.kind}")(move, array, donate, tag)
+
+    def send(self, move: Move, array: Array, tag: str) -> None:
+        """Start a move of which nothing comes to this rank; nobody waits for it before `settle`.
+
+        Who receives may be far behind, and who sends must not wait for it.
+        """
+        assert move.kind == "p2p", move
+        plan = exchange(move, self.rank)
+        sends = {p.peer: self.engine.pack(array, p.index).reshape(-1) for p in plan.sends}
+        request = self.transport.exchange(sends, {}, array.dtype, move.axes, tag)
+        self._sending.append(self._watch(request))
+
+    def settle(self) -> None:
+        """Wait for all that was sent."""
+        while self._sending:
+            self._sending.popleft()()
 
     def allreduce_many(self, move: Move, flat: Array, shapes: Sequence[tuple[int, ...]], tag: str) -> list[Finish]:
         """Allreduce several arrays that lie one after the other, over the axes of ``move``; a finish for each."""

@@ -310,6 +310,7 @@ class _MpiRequest(Request):
     def _done(self) -> None:
         then, self._then = self._then, None
         self._requests = []
+        self._keep = None
         if then is not None:
             then()
 

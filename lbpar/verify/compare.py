@@ -17,11 +17,11 @@ from lbpar.errors import CommError
 from lbpar.graph.graph import TARGET, Graph
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Grid
-from lbpar.layout.runs import Box, flat_index, indices
+from lbpar.layout.runs import flat_index, indices
 from lbpar.layout.transition import MoveKind
 from lbpar.program.lowering import Gradients, lower
-from lbpar.program.plan import Plan
-from lbpar.program.steps import Program
+from lbpar.program.plan import Pipeline, Plan
+from lbpar.program.steps import Buffer, Program
 from lbpar.program.words import itemsize
 from lbpar.random import fold, normal, uniform
 from lbpar.runtime.binding import MicroBatch
@@ -89,6 +89,8 @@ class Update:
         Gradients are scaled down to this global norm.
     accumulate : int
         Batches whose gradients are added.
+    micro_batches : int
+        Parts that each batch has, with and without stages.
     """
 
     graph: Graph
@@ -98,6 +100,7 @@ class Update:
     lr: float
     clip_norm: float | None = None
     accumulate: int = 1
+    micro_batches: int = 1
 
     def programs(self, plan: Plan, fused: bool = True, rims: bool = False) -> list[Program]:
         """The program of each batch, keeping every array; options are those of `lower`."""
@@ -141,14 +144,13 @@ class Update:
 
     def feeds(self, executor: Executor) -> dict[str, Array]:
         """One rank's random inputs and targets of a batch."""
-        program, rank = executor.program, executor.transport.rank
-        return {
-            b: self._random(source, program.buffers[b].layout.box(rank), executor)
-            for b, source in program.feeds.items()
-        }
+        program = executor.program
+        return {b: self._random(source, program.buffers[b], executor) for b, source in program.feeds.items()}
 
-    def _random(self, source: str, box: Box, executor: Executor) -> Array:
+    def _random(self, source: str, held: Buffer, executor: Executor) -> Array:
         shape, dtype = self.graph.shapes(self.batch)[source], executor.engine.dtype
+        samples, *rest = held.layout.box(executor.transport.rank)
+        box = (tuple((held.first + lo, held.first + hi) for lo, hi in samples), *rest)
         key = fold(fold(self.seed, 17, int(source == TARGET)), executor.micro_batch.number)
         index = flat_index(box, shape)
         if source != TARGET:
@@ -193,7 +195,8 @@ class Reference:
     def __init__(self, update: Update, engine: Engine, size: Callable[[Array], float] = largest) -> None:
         self.update, self.engine, self.size = update, engine, size
         # Every kernel on its own: fused ones are among what is checked.
-        programs = update.programs(Plan(Grid()), fused=False)
+        pipeline = Pipeline(micro_batches=update.micro_batches) if update.micro_batches > 1 else None
+        programs = update.programs(Plan(Grid(), pipeline=pipeline), fused=False)
         check_room(programs[-1], engine.dtype.name)
         for executor in update.executors(programs, engine, SingleTransport()):
             executor.run(update.feeds(executor))
@@ -210,8 +213,11 @@ class Reference:
             layout = program.buffers[buffer].layout if buffer not in program.params else program.params[buffer]
             if not self._compared(value) or layout.partial or layout.has_ghosts:
                 continue
-            mine = executor.engine.to_host({**executor.arrays, **executor.state}[buffer])
             whole = self.values[value]
+            if not layout.holds(rank):
+                out[value] = 0.0, self.size(whole)
+                continue
+            mine = executor.engine.to_host({**executor.arrays, **executor.state}[buffer])
             box = layout.box(rank)
             ours = whole[np.ix_(*(indices(runs) for runs in box))] if box else whole
             out[value] = self.size(mine - ours), self.size(whole)
@@ -236,7 +242,7 @@ class Reference:
     def _compared(self, value: str) -> bool:
         if value in self._noise:
             return False
-        return value in self.values and (":" not in value or value.rpartition(":")[2] in ("y", "dy", "grad"))
+        return value in self.values and kind_of(value) in ("state", "y", "dy", "grad")
 
 
 def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = None) -> Parity:
@@ -308,22 +314,27 @@ def worst_of_large(exact: Reference, found: Mapping[str, float]) -> float:
     """Worst relative difference of the tensors that are not small beside others of their kind; of half types, where small ones are
     what is left when larger numbers cancel, the rest is rounding."""
     sizes = {value: root_mean_square(a) for value, a in exact.values.items() if value in found}
-    kinds = {value: value.rpartition(":")[2] if ":" in value else "state" for value in sizes}
+    kinds = {value: kind_of(value) for value in sizes}
     most: dict[str, float] = {}
     for value, size in sizes.items():
         most[kinds[value]] = max(most.get(kinds[value], 0.0), size)
     return max((d for value, d in found.items() if sizes[value] > LARGE * most[kinds[value]]), default=0.0)
 
 
+def kind_of(value: str) -> str:
+    """``y``, ``dy``, ``grad``, ...: what a value is, of whichever micro-batch; ``state``: a parameter or running statistic."""
+    return value.partition("#")[0].rpartition(":")[2] if ":" in value else "state"
+
+
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
     """Worst relative difference per tensor over all ranks' parts; infinite if any is not a number."""
     most: dict[str, float] = {}
     for value, (_, size) in parts[0].items():
-        kind = value.rpartition(":")[2] if ":" in value else "state"
+        kind = kind_of(value)
         most[kind] = max(most.get(kind, 0.0), size)
     out = {}
     for value, (_, size) in parts[0].items():
-        kind = value.rpartition(":")[2] if ":" in value else "state"
+        kind = kind_of(value)
         scale = max(size, FLOOR * most[kind]) or 1.0
         # max() would drop a NaN that is not the first of them.
         worst = max(float("inf") if np.isnan(p[value][0]) else p[value][0] for p in parts) / scale

@@ -231,7 +231,12 @@ def verify_plans(
     t = config.train
     tested = build_engine(config.engine.model_copy(update={"name": _engine_name(engine, dtype)}), dtype)
     rule = partial(make_optimizer, t.optimizer, kinds, t.no_decay)
-    update = Update(graph, batch, seed, rule, t.optimizer.lr, t.clip_norm, t.accumulate)
+    micros = {plan.micro_batches for _, plan in plans}
+    if len(micros) > 1:
+        raise ConfigError(
+            "verify: got plans with different numbers of micro-batches; compare those of one number at a time."
+        )
+    update = Update(graph, batch, seed, rule, t.optimizer.lr, t.clip_norm, t.accumulate, micros.pop())
     reference = Reference(update, oracle(dtype), measure(dtype))
     real = transport.size > 1
     result = Verification(plans[0][1].grid.size, not real, tested.name, dtype, merged=merged)
@@ -259,8 +264,14 @@ def _engine_name(engine: str | None, dtype: str) -> str:
 def named_plans(name: str, plan: Plan, graph: Graph, batch: int, count: int, seed: int) -> list[tuple[str, Plan]]:
     """A plan, followed by ``count`` plans of random legal grids, the same on all ranks."""
     random = Random(seed)
-    procs = plan.grid.size
-    return [(name, plan), *((f"random {i + 1}", random_plan(graph, batch, procs, random)) for i in range(count))]
+    p = plan.pipeline
+    places = plan.grid.ways(p.axes) if p is not None else 1
+
+    def other() -> Plan:
+        found = random_plan(graph, batch, plan.grid.size // places, random)
+        return found if p is None else found.staged(places, p)
+
+    return [(name, plan), *((f"random {i + 1}", other()) for i in range(count))]
 
 
 def kept_apart(graph: Graph, plans: Iterable[Plan], batch: int) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from lbpar.layout.grid import Grid
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import Box, indices
 from lbpar.program.lowering import lower
-from lbpar.program.plan import Plan
+from lbpar.program.plan import SCHEDULES, Pipeline, Plan
 from lbpar.program.steps import Buffer, Program
 from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.runtime.initial import initial_state
@@ -45,6 +45,9 @@ def join(layout: Layout, blocks: Sequence[np.ndarray]) -> np.ndarray:
         for r in _all(layout):
             coords = _coords(layout, r)
             if any(coords[a] != corner[a] for a in layout.partial):
+                continue
+            if not layout.holds(r):
+                assert not blocks[r].size
                 continue
             where, block = place(layout.box(r)), blocks[r]
             assert block.shape == layout.local_shape(r), (layout, r, block.shape)
@@ -81,7 +84,7 @@ class Run:
 
     def array(self, buffer: str) -> np.ndarray:
         """Global array of a buffer that was kept."""
-        return join(self.program.buffers[buffer].layout, [e.arrays[buffer] for e in self.executors])
+        return join(self.program.buffers[buffer].layout, [e._array(buffer) for e in self.executors])
 
     def state(self, name: str) -> np.ndarray:
         """Global array of a parameter or running statistic after the run."""
@@ -90,12 +93,13 @@ class Run:
     def comparable(self) -> dict[str, str]:
         """Values that do not depend on the grid, and the buffers that hold them."""
         out = {}
-        for name, buffer in self.program.values.items():
+        for each, buffer in self.program.values.items():
+            name = each.partition("#")[0]  # of any micro-batch
             info = self.program.buffers[buffer]
             # How a norm's sums come apart in leading bits and rest depends on the blocks; its moments do not.
             sums = name.endswith(":sums") and isinstance(self.program.graph[name[:-5]].op, Norm | SampleNorm)
             if info.dtype != "opaque" and not info.layout.has_ghosts and name not in self.varying and not sums:
-                out[name] = buffer
+                out[each] = buffer
         return out
 
 
@@ -161,7 +165,9 @@ def local_feeds(program: Program, rank: int, feeds: Arrays, dtype: Any = np.floa
     """One rank's blocks of the global inputs."""
     out = {}
     for buffer, source in program.feeds.items():
-        block = cut(program.buffers[buffer].layout.box(rank), feeds[source])
+        info = program.buffers[buffer]
+        part = feeds[source][info.first : info.first + info.layout.shape[0]]
+        block = cut(info.layout.box(rank), part)
         out[buffer] = block if block.dtype == np.int64 else block.astype(dtype)
     return out
 
@@ -193,7 +199,7 @@ def assert_same(got: Run, want: Run, tolerance: float = 1e-10) -> None:
     reference, seen = want.comparable(), 0
     tied = _tied(want)
     if tied:
-        reference = {n: b for n, b in reference.items() if n not in ("loss:rank", "loss:hits")}
+        reference = {n: b for n, b in reference.items() if n.partition("#")[0] not in ("loss:rank", "loss:hits")}
     # A gradient that cancels to zero is judged beside the largest gradient, a value beside the largest value.
     scale = {
         gradient: max(
@@ -217,21 +223,22 @@ def assert_same(got: Run, want: Run, tolerance: float = 1e-10) -> None:
 
 
 def _is_gradient(value: str) -> bool:
-    kind = value.rpartition(":")[2]
+    kind = value.partition("#")[0].rpartition(":")[2]
     return kind in ("grad", "dsums") or (kind[0] == "d" and (kind == "dy" or kind[1] == "x"))
 
 
 def _tied(run: Run) -> bool:
     """Whether some position's best classes are equal up to rounding, its target among them or not."""
-    if "loss:rank" not in run.program.values:
+    if not any(v.startswith("loss:rank") for v in run.program.values):
         return False
-    x = np.sort(run.value(f"{run.program.graph.output}:y"), axis=-1)
-    return bool((np.diff(x, axis=-1) < 1e-9 * np.abs(x).max(initial=1e-30)).any())
+    output = f"{run.program.graph.output}:y"
+    x = [np.sort(run.value(v), axis=-1) for v in run.program.values if v.partition("#")[0] == output]
+    return any((np.diff(y, axis=-1) < 1e-9 * np.abs(y).max(initial=1e-30)).any() for y in x)
 
 
 def describe(plan: Plan) -> str:
     """A plan on one line, for messages."""
-    return f"grid {plan.grid}: {dict(plan.ops)}"
+    return f"grid {plan.grid}: {dict(plan.ops)} {plan.pipeline or ''}"
 
 
 def serial(graph: Graph, batch: int, feeds: Arrays, **options: Any) -> Run:
@@ -268,18 +275,30 @@ def samples(graph: Graph, batch: int, rng: np.random.Generator) -> dict[str, np.
     return out
 
 
-def random_plan(graph: Graph, batch: int, grid: Grid, rng: np.random.Generator, idle: float = 0.15) -> Plan:
+def random_pipeline(graph: Graph, places: int, axis: int, rng: np.random.Generator, micros: int) -> Pipeline:
+    """Random stages along an axis, in the order of layers, and a random schedule."""
+    schedule = SCHEDULES[rng.integers(len(SCHEDULES))]
+    count, n = places * int(rng.integers(1, 3) if schedule == "interleaved" else 1), len(graph.ops)
+    count = count if count <= n else places
+    firsts = np.sort(rng.permutation(n - 1)[: count - 1] + 1)
+    stages = {node.name: int(np.searchsorted(firsts, i, side="right")) for i, node in enumerate(graph.ops)}
+    return Pipeline((axis,), stages, schedule, micros)
+
+
+def random_plan(
+    graph: Graph, batch: int, grid: Grid, rng: np.random.Generator, idle: float = 0.15, pipeline: Pipeline | None = None
+) -> Plan:
     """Each op gives each axis to a random loop, or leaves it idle; the order of axes on a loop is random as well."""
     ops = {}
     for node in graph.ops:
         loops = list(node.op.loops(graph.input_shapes(node.name, batch)))
         op_grid: dict[str, tuple[int, ...]] = {}
         for axis in rng.permutation(len(grid.sizes)):
-            if rng.random() >= idle:
+            if rng.random() >= idle and (pipeline is None or axis not in pipeline.axes):
                 loop = loops[rng.integers(len(loops))]
                 op_grid[loop] = (*op_grid.get(loop, ()), int(axis))
         ops[node.name] = op_grid
-    return Plan(grid, ops)
+    return Plan(grid, ops, pipeline)
 
 
 def nbytes(info: Buffer, elements: int, dtype: Any = np.float64) -> int:
