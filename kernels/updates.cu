@@ -75,7 +75,7 @@ __device__ __forceinline__ void for_chunk(const Block& b, F f) {
     run(Width<1>(), wide_to, last);
 }
 
-__device__ __forceinline__ bool skipped(const int* bad) { return bad && *bad; }
+__device__ __forceinline__ bool skipped(const double* bad) { return bad && *bad; }
 
 template <class P>
 __device__ __forceinline__ P multiply_add(P a, P b, P c) {
@@ -123,7 +123,7 @@ KERNEL(class P) clip(const Block* table, i64 count, const double* squares, i64 n
     for (i64 i = threadIdx.x; i < size; i += THREADS) p[i] = narrow<P>(wide(p[i]) * by);
 }
 
-KERNEL(class P, class G) unscale(int* bad, const Block* table, i64 count, double inverse) {
+KERNEL(class P, class G) unscale(double* bad, const Block* table, i64 count, double inverse) {
     const Block& b = table[block_of_chunk(table, count)];
     const Acc<P> by = static_cast<Acc<P>>(inverse);
     const i64 first = (blockIdx.x - b.first_chunk) * CHUNK, last = first + CHUNK < b.size ? first + CHUNK : b.size;
@@ -138,7 +138,7 @@ KERNEL(class P, class G) unscale(int* bad, const Block* table, i64 count, double
 
 // -- steps -----------------------------------------------------------------------------------------------------------------------
 
-KERNEL(class P, class G) sgd(const Block* table, i64 count, const int* bad, double momentum, i64 nesterov) {
+KERNEL(class P, class G) sgd(const Block* table, i64 count, const double* bad, double momentum, i64 nesterov) {
     if (skipped(bad)) return;
     const Block& b = table[block_of_chunk(table, count)];
     const P move = static_cast<P>(momentum), decay = static_cast<P>(b.decay), rate = static_cast<P>(b.rate);
@@ -164,7 +164,7 @@ struct Moments {  // running means of g and of its square
     }
 };
 
-KERNEL(class P, class G) adam(const Block* table, i64 count, const int* bad, double b1, double b2, double eps) {
+KERNEL(class P, class G) adam(const Block* table, i64 count, const double* bad, double b1, double b2, double eps) {
     if (skipped(bad)) return;
     const Block& b = table[block_of_chunk(table, count)];
     const P keep = static_cast<P>(b.keep), decay = static_cast<P>(b.decay), rate = static_cast<P>(b.rate), e = static_cast<P>(eps);
@@ -178,7 +178,7 @@ KERNEL(class P, class G) adam(const Block* table, i64 count, const int* bad, dou
 
 // squares: double (n, 2), of p and g.
 KERNEL(class P, class G)
-lars(const Block* table, i64 count, const int* bad, const double* squares, double momentum, double trust, double eps) {
+lars(const Block* table, i64 count, const double* bad, const double* squares, double momentum, double trust, double eps) {
     if (skipped(bad)) return;
     const i64 which = block_of_chunk(table, count);
     const Block& b = table[which];
@@ -200,7 +200,7 @@ __device__ __forceinline__ P direction(P p, P m, P v, P eps, P scale, P decay) {
 
 // partial: double (chunks, 2), squares of p and of the direction.
 KERNEL(class P, class G)
-lamb_moments(double* partial, const Block* table, i64 count, const int* bad, double b1, double b2, double eps, double scale) {
+lamb_moments(double* partial, const Block* table, i64 count, const double* bad, double b1, double b2, double eps, double scale) {
     if (skipped(bad)) return;
     const Block& b = table[block_of_chunk(table, count)];
     const P e = static_cast<P>(eps), s = static_cast<P>(scale), decay = static_cast<P>(b.decay);
@@ -221,7 +221,7 @@ lamb_moments(double* partial, const Block* table, i64 count, const int* bad, dou
 }
 
 // squares: double (n, 2), of p and the direction. m and v stay.
-KERNEL(class P, class G) lamb(const Block* table, i64 count, const int* bad, const double* squares, double eps, double scale) {
+KERNEL(class P, class G) lamb(const Block* table, i64 count, const double* bad, const double* squares, double eps, double scale) {
     if (skipped(bad)) return;
     const i64 which = block_of_chunk(table, count);
     const Block& b = table[which];

@@ -36,8 +36,10 @@ class EngineConfig(Section):
         default="auto",
         description="Library of kernels; auto is onednn where it is installed, else numpy. cupy computes on CUDA devices.",
     )
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        default="float32", description="Type of activations and weights."
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="Type of activations and weights. Half types are those of activations and products; weights, sums and statistics stay "
+        "float32. float16 is for cupy, with loss scaling (`train.loss_scale`).",
     )
     threads: Threads = Field(default="auto", description="Threads per process; auto shares the cores of a node.")
     tf32: Flag = Field(

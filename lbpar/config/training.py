@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AllowInfNan, Field, Strict
 
 from lbpar.config.losses import METRICS, AnyLoss, CrossEntropy, Metric
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
@@ -24,6 +24,8 @@ def _watched(value: Any) -> str:
     )
 
 
+Growth = Annotated[float, Strict(), AllowInfNan(False), Field(ge=1)]
+Backoff = Annotated[float, Strict(), AllowInfNan(False), Field(gt=0, lt=1)]
 Watched = Annotated[
     str, Custom(_watched, f"{', '.join(f'`{n}`' for n in _NUMBERS)}, or of class 1 `test_dice_of/1`, `test_iou_of/1`")
 ]
@@ -55,6 +57,18 @@ class EarlyStop(Section):
     min_delta: NonNegative = Field(default=0.0, description="Smaller changes are no improvement.")
 
 
+class LossScale(Section):
+    """What gradients are multiplied by on their way back, so that small ones do not vanish in float16. Powers of two change no digit."""
+
+    start: Positive = Field(default=65536.0, description="The factor of the first update.")
+    interval: Count = Field(default=2000, description="Updates in a row without overflow after which it grows.")
+    growth: Growth = Field(default=2.0, description="By how much it grows.")
+    backoff: Backoff = Field(
+        default=0.5, description="By what it is multiplied after an overflow; that update is left out on all processes."
+    )
+    most: Positive = Field(default=2.0**24, description="It never grows above this.")
+
+
 class TrainConfig(Section):
     """How to train."""
 
@@ -72,6 +86,9 @@ class TrainConfig(Section):
     schedule: AnySchedule = Field(default=Constant(name="constant"), description="The learning rate over time.")
     accumulate: Count = Field(default=1, description="Batches whose gradients are added before each update.")
     clip_norm: Positive | None = Field(default=None, description="Scale gradients down to this global norm.")
+    loss_scale: LossScale | None = Field(
+        default=None, description="Loss scaling; default: with `engine.dtype: float16`, which needs it, and else not."
+    )
     no_decay: tuple[Literal["norm", "bias"], ...] = Field(
         default=("norm", "bias"), description="Kinds of parameters without weight decay; `[]` decays all."
     )

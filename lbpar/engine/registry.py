@@ -17,6 +17,7 @@ from lbpar.threads import share
 log = logging.getLogger(__name__)
 
 BFLOAT16 = "bfloat16"
+HALF_TYPES = (BFLOAT16, "float16")
 NAMES = ("auto", "numpy", "onednn", "cupy")
 OF_GPU = ("tf32", "cudnn", "autotune", "workspace")
 _NEEDS = {"tf32": "tensor cores", "cudnn": "a GPU", "autotune": "a GPU"}
@@ -33,6 +34,7 @@ def get_engine(
         auto takes onednn where its library loads, else numpy, and logs one line that says so.
     dtype : element type of activations and weights
         "bfloat16" means weights and sums in float32, and products of bfloat16; activations are float32 arrays with onednn, and bfloat16 with cupy.
+        "float16" is the same with cupy, in float16.
     threads : threads for kernels; None leaves the library's default
     **of_gpu : tf32, cudnn, autotune, workspace, of `lbpar.config.engine.EngineConfig`
 
@@ -58,7 +60,7 @@ def get_engine(
         try:
             return _onednn(dtype, threads)
         except EngineError as error:
-            if dtype == BFLOAT16:
+            if dtype in HALF_TYPES:
                 raise
             log.warning("engine: numpy, because onednn cannot be used (%s)", error)
             return NumpyEngine(dtype, threads)
@@ -73,9 +75,10 @@ def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
 
 
 def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
-    if dtype == BFLOAT16:
+    if dtype in HALF_TYPES:
+        other = "onednn" if dtype == BFLOAT16 else "cupy"
         raise ConfigError(
-            "engine.dtype: bfloat16 is not available on engine.name: numpy; choose engine.name: onednn, or float32 or float64."
+            f"engine.dtype: {dtype} is not available on engine.name: numpy; choose engine.name: {other}, or float32 or float64."
         )
     return NumpyEngine(dtype, threads)
 
@@ -88,6 +91,10 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
         raise EngineError(
             f"engine.name: onednn cannot be loaded: {error}. Install onednn-cpu-gomp, or choose engine.name: numpy."
         ) from error
+    if dtype == "float16":
+        raise ConfigError(
+            "engine.dtype: float16 is not available on engine.name: onednn; choose engine.name: cupy, or bfloat16 or float32."
+        )
     if dtype == BFLOAT16:
         return OneDnnEngine("float32", threads, compute=BFLOAT16)
     return OneDnnEngine(dtype, threads)
@@ -96,6 +103,6 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
 def _cupy(dtype: npt.DTypeLike, threads: int | None, of_gpu: dict[str, Any]) -> Engine:
     from lbpar.engine.cupy.engine import CupyEngine  # which loads CuPy, for a device
 
-    if dtype == BFLOAT16:
-        return CupyEngine("float32", threads, compute=BFLOAT16, **of_gpu)
+    if dtype in HALF_TYPES:
+        return CupyEngine("float32", threads, compute=str(dtype), **of_gpu)
     return CupyEngine(dtype, threads, **of_gpu)

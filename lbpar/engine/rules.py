@@ -28,6 +28,10 @@ class Rules(Device):
         """float64 (n,): sum of squares of each one-dimensional array, 0 for an empty one."""
 
     @abstractmethod
+    def unscale(self, grads: Sequence[Array], inverse: float) -> Float64Array:
+        """Multiply all by ``inverse``, in place; float64 (1,): 0, or 1 if a result is not finite."""
+
+    @abstractmethod
     def clip(self, grads: Sequence[Array], squares: Array, max_norm: float) -> None:
         """Scale all by ``min(1, max_norm / (sqrt(sum of squares) + 1e-6))``, in place."""
 

@@ -31,6 +31,14 @@ class Updates(Rules):
     def squared_norms(self, arrays: Sequence[Array]) -> Float64Array:
         return np.array([_squares(a) for a in arrays], np.float64)
 
+    def unscale(self, grads: Sequence[Array], inverse: float) -> Float64Array:
+        bad = np.zeros(1)
+        for g in grads:
+            for (part,) in chunks(g):
+                part *= inverse
+                bad[0] = bad[0] or not np.isfinite(part).all()
+        return bad
+
     def clip(self, grads: Sequence[Array], squares: Float64Array, max_norm: float) -> None:
         factor = max_norm / (sqrt(float(squares.sum())) + 1e-6)
         if not factor >= 1.0:  # also where it is not a number

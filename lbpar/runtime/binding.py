@@ -20,6 +20,7 @@ from lbpar.engine.host import label_losses, prelu
 from lbpar.engine.host.lines import along_lines, taps, turned
 from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
+from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.interior import interior, rims
 from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.runs import Box, Runs, box_shape, index_parts, indices, length
@@ -35,12 +36,14 @@ Array = Any
 class MicroBatch:
     """Which micro-batch a program runs on.
 
-    ``seed`` and ``number``, counted from the start of training, fix dropout; ``weight`` is its share in the update.
+    ``seed`` and ``number``, counted from the start of training, fix dropout; ``weight`` is its share in the update, ``loss_scale`` what
+    gradients are multiplied by on their way back.
     """
 
     seed: int = 0
     number: int = 0
     weight: float = 1.0
+    loss_scale: float = 1.0
 
 
 Call = Callable[..., tuple[Array, ...]]
@@ -591,6 +594,39 @@ BINDERS: dict[str, Binder] = {
 }
 
 
+_Multiply = Callable[[Any, float], Any]
+_GRADIENTS: dict[str, tuple[str, _Multiply]] = {
+    "cross_entropy_backward": ("scale", lambda scale, by: scale * by),
+    "weighed_entropy_backward": ("scale", lambda scale, by: scale * by),
+    "dice_backward": ("classes", lambda classes, by: classes / by),
+    "region_backward": ("factors", lambda factors, by: tuple(f * by for f in factors)),
+}
+
+
+def loss_gradient(kernel: Kernel) -> tuple[str, _Multiply] | None:
+    """Of a kernel that begins the way back from a loss, the attribute that its result is in proportion to, and how to multiply it.
+
+    Of losses element by element it is ``scale``.
+    """
+    own = kernel.name.removesuffix("_backward") in LOSSES and "scale" in dict(kernel.attrs)
+    return _GRADIENTS.get(kernel.name, _GRADIENTS["cross_entropy_backward"] if own else None)
+
+
+def _scaled(b: Bound, name: str, multiply: _Multiply) -> Call:
+    """The gradient of a loss, times the loss scale of a step."""
+    calls: dict[float, Call] = {}
+
+    def call(e: Engine, c: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
+        found = calls.get(c.loss_scale)
+        if found is None:
+            attrs = {**dict(b.kernel.attrs), name: multiply(b.attr(name), c.loss_scale)}
+            kernel = replace(b.kernel, attrs=tuple(attrs.items()))
+            found = calls[c.loss_scale] = BINDERS[b.kernel.name](replace(b, kernel=kernel))
+        return found(e, c, *arrays)
+
+    return call
+
+
 def bind(b: Bound) -> Call:
     """The call of a kernel on one rank's blocks; where all that it writes is empty, no call at all."""
     shapes = [box_shape(box) for box in b.writes]
@@ -604,4 +640,5 @@ def bind(b: Bound) -> Call:
             return tuple(e.empty(s, t) for s, t in zip(shapes, own, strict=True))
 
         return nothing
-    return BINDERS[b.kernel.name](b)
+    gradient = loss_gradient(b.kernel)
+    return BINDERS[b.kernel.name](b) if gradient is None else _scaled(b, *gradient)

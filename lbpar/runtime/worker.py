@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -48,7 +48,12 @@ class StepResult:
 def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport, engine: Engine) -> ReducedNorms:
     """Norms of whole parameters, of which each rank holds the block that its layout says. Collective over all ranks when used."""
     owned = [name for name, layout in layouts.items() if layout.owns(transport.rank)]
-    return ReducedNorms(lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait(), owned, engine)
+    return ReducedNorms(sum_over_ranks(transport), owned, engine)
+
+
+def sum_over_ranks(transport: Transport) -> Callable[[Array], Array]:
+    """Sums a small array over all ranks, with which it is collective."""
+    return lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait()
 
 
 @dataclass

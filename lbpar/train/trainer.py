@@ -10,10 +10,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from lbpar.checkpoint.files import checkpoint_path, latest
 from lbpar.checkpoint.saving import Later, load, require, save
 from lbpar.config.losses import METRICS
 from lbpar.config.paths import as_path
+from lbpar.config.training import LossScale
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import read_ahead
@@ -22,9 +25,10 @@ from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.program.norms import check_norms
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
+from lbpar.runtime.optim.loss_scale import Scaler
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.trace import Tracer
-from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks
+from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks, sum_over_ranks
 from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.schedules import make_schedule
@@ -55,6 +59,8 @@ class Trainer(Evaluator):
         Batches done since the start; dropout counts by it.
     waited : float, seconds
         How long this rank has waited for samples.
+    scaler : Scaler or None
+        Scales gradients, in float16 or where the run file says so.
 
     Raises
     ------
@@ -69,6 +75,7 @@ class Trainer(Evaluator):
     totals: Totals = field(default_factory=Totals)
     micro: int = 0
     waited: float = 0.0
+    scaler: Scaler | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +95,8 @@ class Trainer(Evaluator):
         self.tracer = Tracer(self.transport, self.engine, c.run.trace, c.run.report, self.total_steps)
         kinds = {name: p.kind for name, p in self.graph.params().items() if p.kind != "statistic"}
         self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay, self.engine)
+        if c.train.loss_scale is not None or self.engine.activations == np.float16:
+            self.scaler = Scaler(c.train.loss_scale or LossScale(), self.engine, sum_over_ranks(self.transport))
         self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
         self.early_stop = EarlyStop(stop) if stop else None
@@ -96,7 +105,11 @@ class Trainer(Evaluator):
                 self._check_metric(f"train.{where}", watched)
         metric = watched_metric(c.train, self.test is not None)
         self.best = Best(metric) if metric else None
-        self.worker.executor(min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate")
+        first = self.worker.executor(
+            min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate"
+        )
+        if self.scaler is not None:
+            self.scaler.check(first.program)
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
 
@@ -203,6 +216,8 @@ class Trainer(Evaluator):
         seconds, samples = perf_counter() - began, totals.samples - samples_before
         record: dict[str, Any] = {"epoch": number, "step": self.step, **totals.record()}
         record |= {"lr": lr, "seconds": seconds, "images_per_s": samples / seconds}
+        if self.scaler is not None:
+            record |= {"loss_scale": self.scaler.scale, "skipped": self.scaler.skipped}
         return self._finish_epoch(record, sent_before, self.waited - waited_before)
 
     def _await(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
@@ -218,13 +233,16 @@ class Trainer(Evaluator):
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
-        micro_batch = MicroBatch(self.config.train.seed, self.micro, weight)
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        micro_batch = MicroBatch(self.config.train.seed, self.micro, weight, scale)
 
         clipped: list[Callable[[], float]] = []
 
         def update(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
             # The loss is there since the forward pass: asking for it costs no wait, and nothing is spoilt yet.
             self._check_loss(float(executor.value("loss")), feed, samples, micro_batch)
+            if self.scaler is not None and not self.scaler.unscale(grads):
+                return
             if self.config.train.clip_norm is not None:
                 clipped.append(clip_by_global_norm(grads, self.config.train.clip_norm, self.norms, self.engine))
             self.optimizer.step(params, grads, lr, self.norms)
@@ -305,6 +323,8 @@ class Trainer(Evaluator):
         keep = self.config.run.checkpoint.keep if self.config.run.checkpoint else 1
         meta: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "micro": self.micro, **self._fixed()}
         meta |= {"totals": asdict(self.totals), "lr": self.schedule(self.step), "normalisation": self._normalisation()}
+        if self.scaler is not None:
+            meta["loss_scale"] = self.scaler.state_dict()
         if self.best is not None:
             meta["best"] = self.best.state_dict()
         if self.early_stop is not None:
@@ -332,6 +352,8 @@ class Trainer(Evaluator):
         self.batches, self.totals = int(meta["batches"]), Totals(**meta.get("totals", {}))
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
+        if self.scaler is not None and "loss_scale" in meta:
+            self.scaler.load_state_dict(meta["loss_scale"])
         best = Best(**(meta.get("best") or {"metric": None}))
         there = best.step is not None and checkpoint_path(path.parent, best.step).is_dir()
         if self.best is not None and best.metric == self.best.metric and self.transport.bcast(there):

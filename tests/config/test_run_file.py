@@ -178,7 +178,7 @@ def test_all_mistakes_in_one_message() -> None:
         ("model: {name: a}\ntrain: {batch: 2, optimizer: {name: sgd, lr: 1, nesterov: true}}", "nesterov without momentum"),
         ("model: {name: a}\ntrain: {batch: 2, schedule: {name: step}}", "exactly one of every and milestones"),
         (SMALL + "engine: {threads: 0}", "engine.threads: got 0, expected auto or a whole number"),
-        (SMALL + "engine: {dtype: float16}", "engine.dtype: got 'float16', did you mean 'bfloat16'?"),
+        (SMALL + "engine: {dtype: bfloat61}", "engine.dtype: got 'bfloat61', did you mean 'bfloat16'?"),
         (SMALL + "parallel: {strategy: 3}", "parallel.strategy: got 3, expected one of auto"),
         (SMALL + "parallel: {layers: {\"layer1.0.conv\": {N: 0}}}", 'parallel.layers."layer1.0.conv".N: got 0'),
         (SMALL + "data: {augment: {flip: [X]}}", "data.augment.flip[0]: got 'X', expected one of 'D', 'H' or 'W'"),

@@ -159,7 +159,7 @@ def test_loss_scaling(updates: Emulator, pair: tuple[str, str], bad: float | Non
     kinds, state = ", ".join(pair), State(*pair)
     if bad is not None:
         state.g[3][-1] = bad
-    out, flag = [np.full_like(a, 99) for a in state.p], np.zeros(1, np.int32)
+    out, flag = [np.full_like(a, 99) for a in state.p], np.zeros(1)
     t, count, chunks = table(p=out, g=state.g)
     launch(updates, f"unscale<{kinds}>", chunks, [flag, t, np.int64(count), np.float64(0.25)])
     assert flag[0] == (bad is not None)

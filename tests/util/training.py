@@ -15,7 +15,9 @@ from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
 from lbpar.transport.virtual import VirtualWorld
 
-MEASURED = ("epoch", "step", "loss", "accuracy", "top5", "test_loss", "test_accuracy", "test_top5", "lr")
+MEASURED = (
+    "epoch", "step", "loss", "accuracy", "top5", "test_loss", "test_accuracy", "test_top5", "lr", "loss_scale", "skipped",
+)  # fmt: skip
 
 SMALL = """
 model:

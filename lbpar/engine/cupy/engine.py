@@ -21,6 +21,8 @@ from lbpar.errors import EngineError
 
 def half(name: str) -> np.dtype[Any]:
     """A half type by name: NumPy has no bfloat16 of its own."""
+    if name == "float16":
+        return np.dtype(np.float16)
     try:
         import ml_dtypes
     except ImportError as error:
@@ -46,7 +48,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
         Time cuDNN's plans and our kernels, and take the fastest.
     workspace : int
         Most bytes that a convolution or product may take beside its operands.
-    compute : "bfloat16", optional
+    compute : "bfloat16" or "float16", optional
         Hold activations in this type and multiply in it. Sums, statistics, weights and their gradients stay float32, and a copy of the
         weights is rounded for each product.
 

@@ -42,7 +42,7 @@ _LOSSES_PLAIN = (
     "sum_partials", "cross_entropy_partials", "count_hits", "dice_sums", "dice_loss", "dice_factors<float>", "dice_factors<double>",
 )  # fmt: skip
 _UPDATES = (
-    "squares<P>", "clip<P>", *(f"{name}<P, P>" for name in ("sgd", "adam", "lars", "lamb_moments", "lamb")),
+    "squares<P>", "clip<P>", "unscale<P, P>", *(f"{name}<P, P>" for name in ("sgd", "adam", "lars", "lamb_moments", "lamb")),
 )  # fmt: skip
 _NORM_PLAIN = (
     "norm_sums", "norm_moments", "norm_running", "norm_invstd", "norm_backward_sums<float>", "norm_backward_sums<double>",

@@ -40,6 +40,14 @@ class Updates(Losses):
             self._step("sum_blocks", len(arrays), out, partial, table, 1)
         return out
 
+    def unscale(self, grads: Sequence[Array], inverse: float) -> Float64Array:
+        bad = self.zeros((1,), F64)
+        if grads:
+            table, chunks = self._table({"p": grads, "g": grads})
+            kind = kind_of(grads[0].dtype)
+            self._step(f"unscale<{kind}, {kind}>", chunks, bad, table, len(grads), float(inverse))
+        return bad
+
     def clip(self, grads: Sequence[Array], squares: Array, max_norm: float) -> None:
         if grads:
             table, chunks = self._table({"p": grads})
