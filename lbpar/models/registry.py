@@ -18,7 +18,9 @@ from lbpar.models.alexnet import alexnet
 from lbpar.models.cosmoflow import cosmoflow
 from lbpar.models.inception import inception_v3
 from lbpar.models.lenet import lenet
+from lbpar.models.nnunet import nnunet
 from lbpar.models.unet import unet2d, unet3d
+from lbpar.models.vnet import vnet
 from lbpar.text import nearest
 
 #: Name to builder; a builder takes keyword options only, each with a type and a default.
@@ -31,6 +33,8 @@ MODELS: dict[str, Callable[..., Graph]] = {
     **{name: partial(densenet.densenet, name) for name in densenet.VARIANTS},
     "unet2d": unet2d,
     "unet3d": unet3d,
+    "nnunet": nnunet,
+    "vnet": vnet,
     "cosmoflow": cosmoflow,
 }
 

@@ -73,6 +73,11 @@ def _unet(rank: int, classes: int, input: Shape, width: float, depth: int, norm:
         factors.append(tuple(min(2, e) for e in g.shape(x)[1:-1]))
         odd = any(e % f for e, f in zip(g.shape(x)[1:-1], factors[-1], strict=True))
         x = g.max_pool(x, factors[-1], ceil_mode=odd, name=f"down{i}.pool")
+        if norm == "instance" and max(g.shape(x)[1:-1]) == 1:
+            raise GraphError(
+                f"depth: got {depth}, expected at most {i - 1} for {list(input)}: below, one position would be left, of which an "
+                "instance norm makes nothing (as in PyTorch). Pool less, or take `norm: group`."
+            )
     x = pair(x, levels[-1], "bottom")
     for i in range(depth, 0, -1):
         _, out = levels[i - 1]

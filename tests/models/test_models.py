@@ -10,6 +10,7 @@ import pytest
 
 from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.graph.ops.norm import Norm
 from lbpar.graph.ops.pointwise import Tanh
@@ -40,7 +41,7 @@ TORCHVISION = {
     "densenet169": (14_149_480, "a9eb5c1c253d9342"),
     "densenet201": (20_013_928, "aaf6c59d276cc495"),
 }
-OTHERS = {"lenet", "unet2d", "unet3d", "cosmoflow"}
+OTHERS = {"lenet", "unet2d", "unet3d", "nnunet", "vnet", "cosmoflow"}
 
 
 def test_every_network_is_covered() -> None:
@@ -62,7 +63,7 @@ def test_names_shapes_and_counts_are_torchvisions(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_options_that_all_networks_have(name: str) -> None:
     def spatial(x: int) -> tuple[int, ...]:
-        return (x,) * (3 if name in ("unet3d", "cosmoflow") else 2)
+        return (x,) * (3 if name in ("unet3d", "nnunet", "vnet", "cosmoflow") else 2)
 
     size = {"inception_v3": 80, "alexnet": 64}.get(name, 32)
     thin = build_model(name, classes=7, input=(*spatial(size), 5), width=0.25)
@@ -159,7 +160,11 @@ def test_unets_of_any_size(name: str, shape: tuple[int, ...], norm: Any) -> None
     """The step that PyTorch makes, and the same on ranks that cut the odd extents."""
     torch_graph = pytest.importorskip("tests.util.torch_graph")
     graph = build_model(name, input=shape, depth=3, width=1 / 32, norm=norm)
-    assert graph.shapes(1)[graph.output][1:-1] == shape[:-1]
+    trains_as_pytorch(graph, torch_graph)
+
+
+def trains_as_pytorch(graph: Graph, torch_graph: Any) -> None:
+    assert graph.shapes(1)[graph.output][1:-1] == graph.shapes(1)["input"][1:-1]
     graph, rng = graph.with_loss(LOSSES["dice"]()), np.random.default_rng(1)
     feeds, state = samples(graph, 2, rng), random_state(graph, rng)
     got, want = serial(graph, 2, feeds, state=state), torch_graph.step(graph, feeds, state)
@@ -167,6 +172,55 @@ def test_unets_of_any_size(name: str, shape: tuple[int, ...], norm: Any) -> None
     for weight, grad in want.grad.items():
         assert difference(got.value(f"{weight}:grad"), grad, 1e-3) < 1e-8, weight
     assert_same(run(graph, random_plan(graph, 2, Grid.of(6), rng, 0.1), 2, feeds, state=state), got)
+
+
+def test_nnunets_have_the_counts_of_the_original() -> None:
+    """Of 3-D full resolution at 128³ with one channel and two classes, less the four heads of deep supervision."""
+    heads = sum(2 * f + 2 for f in (64, 128, 256, 320))
+    assert build_model("nnunet").parameter_count == 31_195_594 - heads
+    assert build_model("nnunet", encoder="residual").parameter_count == 102_349_770 - heads
+    plane = build_model("nnunet", input=(512, 512, 1))
+    assert plane.params()["down8.2.conv.weight"].shape == (512, 3, 3, 512) and "down9.1.conv" not in plane
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nnunet", {"input": (11, 9, 8, 2), "width": 1 / 16}),
+        ("nnunet", {"input": (9, 3, 2, 1), "width": 1 / 16, "encoder": "residual", "stages": 4}),
+        ("nnunet", {"input": (13, 22, 1), "width": 1 / 16, "encoder": "residual"}),
+        ("vnet", {"input": (5, 9, 3, 1), "width": 1 / 8}),
+        ("vnet", {"input": (7, 4, 1, 3), "width": 1 / 8, "norm": False}),
+    ],
+)
+def test_other_networks_for_volumes_of_any_size(name: str, options: dict[str, Any]) -> None:
+    trains_as_pytorch(build_model(name, **options), pytest.importorskip("tests.util.torch_graph"))
+
+
+def test_vnet_count() -> None:
+    """As its paper draws it: a 5³ convolution each, norms and slopes per channel."""
+    filters, convs, count = [16, 32, 64, 128, 256], [1, 2, 3, 3, 3], 0
+    for i, (f, n) in enumerate(zip(filters, convs, strict=True)):
+        before = filters[i - 1] if i else 1
+        count += (before * f * 8 + f + 3 * f) * (i > 0) + (f if i else 1) * f * 125 + 4 * f
+        count += (n - 1) * (f * f * 125 + 4 * f)
+        if i < 4:
+            count += min(2 * filters[i + 1], 256) * f * 8 + 4 * f + n * (2 * f * 2 * f * 125 + 8 * f)
+    assert build_model("vnet").parameter_count == count + 32 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("unet3d", {"input": (8, 8, 8, 1), "norm": "instance"}, "depth: got 3, expected at most 2 .* instance norm"),
+        ("nnunet", {"input": (8, 8, 8, 1), "stages": 4}, "stages: got 4, expected at most 3"),
+    ],
+)
+def test_one_position_at_the_bottom_is_refused_with_what_to_do(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        build_model(name, **options)
 
 
 def test_a_join_of_unequal_sizes_names_what_made_them_unequal() -> None:
