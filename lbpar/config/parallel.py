@@ -8,12 +8,13 @@ from pydantic import Field
 
 from lbpar.config.layers import NormStats
 from lbpar.config.paths import expand
-from lbpar.config.section import Bytes, Count, Custom, Section, is_int
+from lbpar.config.section import Bytes, Count, Custom, Natural, Section, is_int
 from lbpar.text import nearest
 
 STRATEGIES = ("auto", "data", "spatial", "filter", "channel", "stationary-w", "owt")
 LOOPS = ("N", "C", "F", "D", "H", "W", "G")
 Loop = Literal["N", "C", "F", "D", "H", "W", "G"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 
 def _strategy(value: Any) -> str:
@@ -49,6 +50,27 @@ class ParallelConfig(Section):
     procs: Count | None = Field(default=None, description="Processes to plan for; default: as many as were started.")
     layers: dict[str, dict[Loop, Ways]] = Field(
         default={}, description="Exceptions per layer: loop → ways (or list of grid axes). Loops: N C F D H W G."
+    )
+    stages: Count = Field(
+        default=1,
+        description="Parts of the network, one after the other, each on its own share of the processes; `strategy` arranges those of a part.",
+    )
+    schedule: Schedule = Field(
+        default="1f1b",
+        description="Order in which micro-batches go through the stages: `gpipe`, `1f1b`, `interleaved` (several stages at each place) or "
+        "`zero-bubble` (gradients of weights apart).",
+    )
+    micro_batches: Count | None = Field(
+        default=None,
+        description="Parts of each batch; their gradients are added. Default: 4 per stage, and 1 without stages. Batch norms take statistics "
+        "of a part.",
+    )
+    interleave: Count | None = Field(
+        default=None,
+        description="Stages at each place with `interleaved`, so that there are `stages` times as many. Default: 2.",
+    )
+    stage: dict[str, Natural] = Field(
+        default={}, description="Stage of single layers, from 0 on; others are cut where the slowest stage is fastest."
     )
     norm: NormStats | None = Field(
         default=None,

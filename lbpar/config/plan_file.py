@@ -19,10 +19,10 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from lbpar.config.output import write_output
-from lbpar.config.parallel import Loop, Ways
+from lbpar.config.parallel import Loop, Schedule, Ways
 from lbpar.config.paths import as_path
 from lbpar.config.report import check
-from lbpar.config.section import Count, Custom, Section
+from lbpar.config.section import Count, Custom, Natural, Section
 from lbpar.config.yaml_text import dump_yaml, read_yaml
 
 
@@ -33,6 +33,15 @@ def _model(value: Any) -> str | dict[str, Any] | None:
 
 
 ModelText = Annotated[str | dict[str, Any] | None, Custom(_model, "name, or the `model` of a run file")]
+
+
+class PipelineBlock(Section):
+    """Stages and micro-batches of a plan."""
+
+    axes: tuple[Natural, ...] = Field(default=(), description="Grid axes along which the stages lie, slowest first.")
+    stages: dict[str, Natural] = Field(default={}, description="Op → its stage, from 0 on.")
+    schedule: Schedule = Field(default="1f1b", description="As in a run file.")
+    micro_batches: Count = Field(default=1, description="Parts of each batch.")
 
 
 class PlanFile(Section):
@@ -46,6 +55,7 @@ class PlanFile(Section):
         default={},
         description="Per op: loop → list of grid axes (or a number of ways). Axes that are not named are idle.",
     )
+    pipeline: PipelineBlock | None = Field(default=None, description="Stages and micro-batches, if there are any.")
     notes: Any = Field(default=None, description="Free: costs, who made it, why.")
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,16 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.plan.assign import assign
 from lbpar.plan.strategies import strategy_plan
-from lbpar.program.plan import OpGrid, Plan
+from lbpar.program.plan import OpGrid, Pipeline, Plan
 from lbpar.text import nearest
 
 if TYPE_CHECKING:
     from lbpar.cost.machine import Machine
+
+#: Machine on which stages of named strategies are balanced: the same on every rank, whatever the job runs on.
+CUT_ON = "laptop"
+#: Micro-batches per stage where none are given: a fifth of the time or less is then idle.
+MICRO_BATCHES = 4
 
 
 def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
@@ -32,10 +38,11 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
     from lbpar.plan.choose import choose_plan  # rank 0 alone chooses
 
     parallel = config.parallel
+    samples, places = check_stages(parallel, batch, procs)
     choice = choose_plan(
         graph,
-        batch,
-        procs,
+        samples,
+        procs // places,
         machine,
         memory_limit=parallel.memory,
         dtype=config.engine.dtype,
@@ -44,8 +51,50 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
         rims=config.engine.name == "cupy",
         layers=parallel.layers,
     )
-    choice.plan.check(graph, batch)
-    return choice.plan
+    plan = staged(choice.plan, parallel, graph, samples, machine, config.engine.dtype)
+    plan.check(graph, batch)
+    return plan
+
+
+def check_stages(parallel: ParallelConfig, batch: int, procs: int) -> tuple[int, int]:
+    """Samples of a micro-batch, and places of stages; raises PlanError unless these fit the processes."""
+    places = parallel.stages
+    if procs % places:
+        raise PlanError(
+            f"parallel.stages: got {places}, which does not divide the {procs} processes of this job; start a multiple of {places}."
+        )
+    if parallel.interleave is not None and parallel.schedule != "interleaved":
+        raise PlanError(
+            f"parallel.interleave: got {parallel.interleave} with schedule {parallel.schedule}; only interleaved has several stages at a place."
+        )
+    if parallel.micro_batches is not None and parallel.micro_batches > batch:
+        raise PlanError(
+            f"parallel.micro_batches: got {parallel.micro_batches} parts of {batch} samples, expected at most {batch}."
+        )
+    return -(-batch // min(batch, _micro_batches(parallel))), places
+
+
+def _micro_batches(parallel: ParallelConfig) -> int:
+    return parallel.micro_batches or (MICRO_BATCHES * parallel.stages if parallel.stages > 1 else 1)
+
+
+def staged(
+    inner: Plan, parallel: ParallelConfig, graph: Graph, samples: int, machine: Machine | None, dtype: str
+) -> Plan:
+    """The plan with the stages and micro-batches (of so many samples) of a run file, if it has any."""
+    for name in parallel.stage:
+        check_layer(name, graph, "parallel.stage")
+    micros, each = _micro_batches(parallel), 1
+    if parallel.schedule == "interleaved":
+        each = parallel.interleave or (2 if parallel.stages > 1 else 1)
+    if parallel.stages == 1 and micros == 1:
+        return inner
+    from lbpar.cost.machine import find_machine  # most ranks never price anything
+    from lbpar.plan.stages import stage_plan
+
+    options: dict[str, Any] = {"schedule": parallel.schedule, "micro_batches": micros, "each": each}
+    machine = machine or find_machine(CUT_ON)
+    return stage_plan(inner, graph, samples, parallel.stages, machine, **options, given=parallel.stage, dtype=dtype)
 
 
 def optimizer_name(optimizer: AnyOptimizer) -> str:
@@ -78,14 +127,20 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     if parallel.plan_file is not None:
         plan = plan_from_file(load_plan_file(parallel.plan_file), graph, batch, procs, parallel.plan_file)
         given = _given(parallel.layers, graph, batch, plan.grid)
-        plan = Plan(plan.grid, {**plan.ops, **given})
+        plan = replace(plan, ops={**plan.ops, **given})
+        if parallel.stages > 1 or parallel.micro_batches is not None or parallel.stage:
+            raise PlanError(
+                f"parallel: stages and micro-batches are those of the plan file, {parallel.plan_file}; change its `pipeline`, or name a strategy."
+            )
     else:
-        grid = Grid.of(procs)
-        given = _given(parallel.layers, graph, batch, grid)
+        samples, places = check_stages(parallel, batch, procs)
+        grid = Grid.of(procs // places)
+        given = _given(parallel.layers, graph, samples, grid)
         name = parallel.strategy
         if name == "auto":
-            name = "data" if batch >= procs else "spatial"
-        plan = strategy_plan(name, graph, grid, batch, given)
+            name = "data" if samples >= grid.size else "spatial"
+        plan = strategy_plan(name, graph, grid, samples, given)
+        plan = staged(plan, parallel, graph, samples, None, "float32")
     plan.check(graph, batch)
     return plan
 
@@ -101,12 +156,12 @@ def _given(
     return out
 
 
-def check_layer(name: str, graph: Graph) -> None:
+def check_layer(name: str, graph: Graph, where: str = "parallel.layers") -> None:
     """Raise PlanError, with the nearest name, if the graph has no op of this name."""
     names = [n.name for n in graph.ops]
     if name not in names:
         raise PlanError(
-            f"parallel.layers: {graph.name} has no layer {name!r}; {nearest(name, names)}its layers are {', '.join(names)}."
+            f"{where}: {graph.name} has no layer {name!r}; {nearest(name, names)}its layers are {', '.join(names)}."
         )
 
 
@@ -133,11 +188,24 @@ def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: 
     if missing == sorted(names) and names:
         raise PlanError(f"{where}: gives no layer of {graph.name} a grid.")
     given = {name: assign(f"{where}: ops.{name}", ways, grid) for name, ways in file.ops.items()}
-    return strategy_plan("data", graph, grid, batch, given)
+    if file.pipeline is None:
+        return strategy_plan("data", graph, grid, batch, given)
+    p = file.pipeline
+    plan = Plan(grid, given, Pipeline(p.axes, p.stages, p.schedule, p.micro_batches))
+    if missing:
+        raise PlanError(
+            f"{where}: plans stages, but gives layer {missing[0]!r} no grid; name every layer, with {{}} where nothing splits it."
+        )
+    return plan
 
 
 def save_plan(plan: Plan, path: str | Path, *, model: str | None = None, batch: int | None = None) -> None:
     """Write a plan where `resolve_plan` can read it (YAML, or JSON by the file's ending)."""
+    save_plan_file(PlanFile.model_validate({**plan_content(plan), "model": model, "batch": batch}), path)
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """Processes, grids and stages as a plan file has them."""
     ops = {name: {loop: tuple(axes) for loop, axes in op_grid.items()} for name, op_grid in plan.ops.items()}
-    content = {"procs": plan.grid.size, "grid": plan.grid.sizes, "model": model, "batch": batch, "ops": ops}
-    save_plan_file(PlanFile.model_validate(content), path)
+    pipeline = None if plan.pipeline is None else asdict(plan.pipeline)
+    return {"procs": plan.grid.size, "grid": plan.grid.sizes, "ops": ops, "pipeline": pipeline}

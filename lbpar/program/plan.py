@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import get_args
 
+from lbpar.config.parallel import Schedule
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
 
 OpGrid = Mapping[str, Axes]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
@@ -45,12 +45,14 @@ class Pipeline:
 
     def check(self, graph: Graph, grid: Grid) -> None:
         """Raise PlanError unless the stages fit the network and the grid."""
-        places, names = grid.ways(self.axes), [n.name for n in graph.ops]
         wrong = sorted(set(self.axes) - set(grid.axes))
         if wrong:
             raise PlanError(
                 f"pipeline: grid axis {wrong[0]} does not exist; the grid {grid} has {len(grid.sizes)} axes."
             )
+        if len(set(self.axes)) < len(self.axes):
+            raise PlanError(f"pipeline: got axes {list(self.axes)}; name each axis once.")
+        places, names = grid.ways(self.axes), [n.name for n in graph.ops]
         if self.schedule not in SCHEDULES:
             raise PlanError(f"pipeline: got schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}.")
         if self.micro_batches < 1:
@@ -60,6 +62,15 @@ class Pipeline:
         missing = [n for n in names if n not in self.stages]
         if missing:
             raise PlanError(f"pipeline: layer {missing[0]} has no stage; give every layer one.")
+        for node in graph.ops:
+            for x in node.inputs:
+                if x in self.stages and self.stages[x] > self.stages[node.name]:
+                    raise PlanError(
+                        f"pipeline: {node.name} is in stage {self.stages[node.name]}, but reads {x} of stage {self.stages[x]}; stages must "
+                        "not go backwards along an edge."
+                    )
+        if graph.loss is None:
+            return  # a part of a network, of which stages may have nothing
         strange = [n for n in self.stages if n not in names]
         if strange:
             raise PlanError(f"pipeline: {strange[0]!r} is not a layer of {graph.name}; remove it or rename it.")
@@ -81,13 +92,6 @@ class Pipeline:
                 f"pipeline: the layers are in {self.count} stages, but the grid has places for {places}; only schedule interleaved "
                 "puts several stages at one place."
             )
-        for node in graph.ops:
-            for x in node.inputs:
-                if x in self.stages and self.stages[x] > self.stages[node.name]:
-                    raise PlanError(
-                        f"pipeline: {node.name} is in stage {self.stages[node.name]}, but reads {x} of stage {self.stages[x]}; stages must "
-                        "not go backwards along an edge."
-                    )
 
 
 @dataclass(frozen=True)

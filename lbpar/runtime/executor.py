@@ -219,7 +219,7 @@ class Executor:
 
     def value(self, result: str) -> np.ndarray:
         """One of ``program.results`` on the host; for those of `SMALL` waits for what made it alone."""
-        fetch = self._fetched.get(result) or self.engine.fetch(self._arrays[self.program.results[result]])
+        fetch = self._fetched.get(result) or self.engine.fetch(self._array(self.program.results[result]))
         value: np.ndarray = fetch()
         return value
 

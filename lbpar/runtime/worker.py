@@ -189,7 +189,7 @@ class Worker:
     def _finite(self, node: str, executor: Executor, feeds: Mapping[str, Array]) -> bool:
         program = executor.program
         held = [feeds[b] for b, source in program.feeds.items() if source == node and b in feeds]
-        held.append(executor.arrays.get(program.values.get(f"{node}:y", "")))
+        held += [executor.arrays.get(b) for v, b in program.values.items() if v.partition("#")[0] == f"{node}:y"]
         return all(np.isfinite(self.engine.to_host(a)).all() for a in held if a is not None)
 
     def move_kinds(self) -> dict[str, str]:

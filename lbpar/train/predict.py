@@ -6,6 +6,7 @@ Training itself never builds a whole tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from lbpar.graph.graph import LOSS, TARGET, Graph
 from lbpar.layout.layout import Layout
 from lbpar.layout.runs import indices
 from lbpar.program.lowering import lower
-from lbpar.program.plan import Plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.worker import QUIET, Worker
@@ -126,7 +126,7 @@ def _blocks(worker: Worker, data: Dataset, batch: int) -> Iterator[tuple[Array, 
     whole = worker.graph
     graph = Graph(tuple(n for n in whole.nodes if n.name not in (LOSS, TARGET)), whole.output, whole.name)
     check_shape(data, graph)
-    plan = Plan(worker.plan.grid, {n: g for n, g in worker.plan.ops.items() if n in graph})
+    plan = replace(worker.plan, ops={n: g for n, g in worker.plan.ops.items() if n in graph})
     transport, engine = worker.transport, worker.engine
     executors: dict[int, Executor] = {}
     for samples in Sampler(len(data), batch, shuffle=False).batches(0) if len(data) else ():
