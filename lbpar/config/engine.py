@@ -60,10 +60,10 @@ class EngineConfig(Section):
         default=WORKSPACE,
         description="Most memory that a convolution or product may take beside its operands. For cupy.",
     )
-    transport: Literal["auto", "nccl", "host"] = Field(
+    transport: Literal["auto", "nccl", "mpi", "host"] = Field(
         default="auto",
-        description="How arrays of GPUs travel between processes: by NCCL, which wants a GPU for each process, or by way of the host; "
-        "auto is NCCL where it can be used. For cupy.",
+        description="How arrays of GPUs travel between processes: by NCCL, which wants a GPU for each process, by an MPI that takes device "
+        "memory, or by way of the host; auto is the first of these that works. For cupy.",
     )
     progress: Literal["auto", "test", "thread", "block"] = Field(
         default="auto",

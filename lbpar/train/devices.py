@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lbpar.config.engine import EngineConfig
 from lbpar.errors import CommError, LbparError
 from lbpar.transport.base import Transport
+from lbpar.transport.cuda_mpi import CudaMpiTransport
 from lbpar.transport.nccl import NcclTransport, load_nccl
+from lbpar.transport.probe import Found, cuda_aware
 
 log = logging.getLogger(__name__)
 
@@ -26,23 +28,32 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
     """
     if config.name != "cupy" or transport.size == 1 or transport.direct:
         return transport
-    way, why = choice(config.transport, transport.allgather_obj(_facts()))
+    facts, found = transport.allgather_obj(_facts()), None
+
+    def aware() -> Found:
+        nonlocal found
+        found = transport.bcast(cuda_aware() if transport.rank == 0 else None)
+        return found
+
+    way, why = choice(config.transport, facts, aware)
     if transport.rank == 0:
         log.info("transport: %s (%s)", way, why)
-    if way == "host":
-        return transport
-    moved = NcclTransport(transport)
-    moved.connect()
-    return moved
+    if way == "nccl":
+        moved = NcclTransport(transport)
+        moved.connect()
+        return moved
+    return CudaMpiTransport(transport, found.nonblocking) if way == "mpi" and found else transport
 
 
-def choice(wanted: str, facts: Sequence[Facts]) -> tuple[str, str]:
-    """``nccl`` or ``host``, and why.
+def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> tuple[str, str]:
+    """``nccl``, ``mpi`` or ``host``, and why.
 
     Parameters
     ----------
-    wanted : "auto", "nccl" or "host"
+    wanted : "auto" or one of these
     facts : of all ranks
+    aware : callable
+        Finds out whether MPI takes device memory; called where it matters, by all ranks alike.
     """
     ranks: dict[str, list[int]] = {}
     for rank, fact in enumerate(facts):
@@ -53,6 +64,14 @@ def choice(wanted: str, facts: Sequence[Facts]) -> tuple[str, str]:
         log.warning("engine: ranks %s share the GPU %s and take turns on it", found, place)
     if wanted == "host":
         return "host", "as the run file says"
+    if wanted == "mpi":
+        found_out = aware()
+        if not found_out.aware:
+            raise CommError(
+                f"engine.transport: mpi cannot be used: {found_out.why}. Load an MPI that was built with CUDA (with Cray MPICH, set "
+                "MPICH_GPU_SUPPORT_ENABLED=1), or choose engine.transport: nccl or host."
+            )
+        return "mpi", found_out.why
     missing = [(rank, fact["missing"]) for rank, fact in enumerate(facts) if fact["missing"]]
     if shared:
         why = f"ranks {found} share the GPU {place}, which NCCL does not allow"
@@ -65,7 +84,10 @@ def choice(wanted: str, facts: Sequence[Facts]) -> tuple[str, str]:
             f"engine.transport: nccl cannot be used: {why}. Start one process for each GPU, see that each sees a GPU of its own "
             "(CUDA_VISIBLE_DEVICES), or choose engine.transport: host."
         )
-    return "host", why
+    if not all(fact["place"] for fact in facts):
+        return "host", why
+    found_out = aware()
+    return "mpi" if found_out.aware else "host", f"{why}; {found_out.why}"
 
 
 def _facts() -> Facts:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from lbpar.config.engine import EngineConfig
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
+from lbpar.train import devices
 from lbpar.train.devices import choice, over_devices
+from lbpar.transport import probe
 from lbpar.transport.nccl import NcclTransport
+from lbpar.transport.probe import Found
 from lbpar.transport.virtual import VirtualWorld
 from tests.util import fake_cupy
 
@@ -21,36 +26,131 @@ def facts(*places: str, missing: str = "") -> list[dict[str, str]]:
     return [{"place": p, "missing": missing if r == 1 else ""} for r, p in enumerate(places)]
 
 
+def never() -> Found:
+    raise AssertionError("nobody needs to know")
+
+
+def no() -> Found:
+    return Found(False, False, "it was built without")
+
+
+def yes() -> Found:
+    return Found(True, True, "two processes moved arrays")
+
+
 def test_nccl_where_each_rank_has_a_device() -> None:
     for wanted in ("auto", "nccl"):
-        assert choice(wanted, facts("a 0", "a 1", "b 0")) == ("nccl", "each rank has a GPU of its own")
-    assert choice("host", facts("a 0", "a 1"))[0] == "host"
+        assert choice(wanted, facts("a 0", "a 1", "b 0"), never) == ("nccl", "each rank has a GPU of its own")
+    assert choice("host", facts("a 0", "a 1"), never)[0] == "host"
 
 
 def test_ranks_that_share_a_device_go_by_way_of_the_host(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert choice("auto", facts("a 0", "a 1", "a 0")) == (
+        assert choice("auto", facts("a 0", "a 1", "a 0"), no) == (
             "host",
-            "ranks [0, 2] share the GPU a 0, which NCCL does not allow",
+            "ranks [0, 2] share the GPU a 0, which NCCL does not allow; it was built without",
         )
+        assert choice("auto", facts("a 0", "a 0"), yes)[0] == "mpi"
     assert "ranks [0, 2] share the GPU a 0 and take turns on it" in caplog.text
     with pytest.raises(
         CommError,
         match=r"engine\.transport: nccl cannot be used: ranks \[0, 2\] share the GPU a 0.*one process for each GPU",
     ):
-        choice("nccl", facts("a 0", "a 1", "a 0"))
+        choice("nccl", facts("a 0", "a 1", "a 0"), never)
 
 
 def test_without_nccl_or_device_the_rank_is_named() -> None:
-    assert choice("auto", facts("a 0", "a 1", missing="no libnccl")) == ("host", "rank 1: no libnccl")
-    assert choice("auto", facts("", "", missing="no driver"))[1] == "rank 1: no driver"
+    assert choice("auto", facts("a 0", "a 1", missing="no libnccl"), no) == (
+        "host",
+        "rank 1: no libnccl; it was built without",
+    )
+    assert choice("auto", facts("", "", missing="no driver"), never)[1] == "rank 1: no driver"
     with pytest.raises(CommError, match="nccl cannot be used: rank 1: no libnccl"):
-        choice("nccl", facts("a 0", "a 1", missing="no libnccl"))
+        choice("nccl", facts("a 0", "a 1", missing="no libnccl"), never)
+
+
+def test_an_mpi_that_takes_device_memory_can_be_asked_for() -> None:
+    assert choice("mpi", facts("a 0", "a 1"), yes) == ("mpi", "two processes moved arrays")
+    with pytest.raises(CommError, match=r"engine\.transport: mpi cannot be used: it was built without\. Load an MPI"):
+        choice("mpi", facts("a 0", "a 1"), no)
+
+
+def test_what_the_mpi_library_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __init__(self, **functions: Any) -> None:
+            self.__dict__.update(functions)
+
+    def gpu(answer: int, failed: int = 0) -> Any:
+        def query(kind: int, to: Any) -> int:
+            to._obj.value = answer
+            return failed
+
+        return query
+
+    for library, said in [
+        (Library(MPIX_Query_cuda_support=lambda: 0), False),
+        (Library(MPIX_Query_cuda_support=lambda: 1), True),
+        (Library(MPIX_GPU_query_support=gpu(1)), True),
+        (Library(MPIX_GPU_query_support=gpu(0)), False),
+        (Library(MPIX_GPU_query_support=gpu(1, failed=13)), None),
+        (Library(), None),
+    ]:
+        monkeypatch.setattr(probe, "load_mpi", lambda: Library(__file__="libmpi"))
+        monkeypatch.setattr(probe.ctypes, "CDLL", lambda _, library=library: library)
+        assert probe._library_says() is said
+
+
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+@pytest.mark.parametrize(
+    ("child", "aware", "why"),
+    [
+        (
+            python("print('moved'); print('nonblocking')"),
+            True,
+            "a process and itself of a try moved arrays of a device",
+        ),
+        (python("print('moved', flush=True); import time; time.sleep(60)"), False, "did not end within 1 s"),
+        (python("import os; os.abort()"), False, "a process and itself of a try ended with signal 6"),
+        (python("raise SystemExit(3)"), False, "ended with status 3"),
+        (("no such file",), False, "could not be started"),
+    ],
+)
+def test_a_try_may_crash_or_hang(
+    monkeypatch: pytest.MonkeyPatch, child: tuple[str, ...], aware: bool, why: str
+) -> None:
+    monkeypatch.setattr(probe, "CHILD", child)
+    monkeypatch.setattr(probe, "SECONDS", 1.0 if "sleep" in str(child) else 20.0)
+    monkeypatch.setattr(probe, "_mpirun", list)
+    monkeypatch.setattr(probe, "_library_says", lambda: True)
+    found = probe.cuda_aware()
+    assert (found.aware, found.nonblocking) == (aware, aware) and why in found.why
+    monkeypatch.setattr(probe, "_library_says", lambda: False)
+    assert probe.cuda_aware() == Found(False, False, "the MPI library says that it was built without CUDA")
+
+
+def test_a_try_by_two_processes_on_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from inside a job, whose variables they must not inherit."""
+    pytest.importorskip("mpi4py")
+    if not probe._mpirun():
+        pytest.skip("no mpirun")
+    monkeypatch.setattr(probe, "CHILD", (sys.executable, "-m", "tests.util.on_stand_in", "lbpar.transport.probe"))
+    monkeypatch.setattr(probe, "_library_says", lambda: None)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    found = probe.cuda_aware()
+    assert found == Found(
+        True, True, "two processes of a try moved arrays of a device, though the library does not say so"
+    )
 
 
 def test_ranks_take_the_devices_of_their_node_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the launcher's number of a rank on its node; two ranks on two devices then connect by NCCL."""
     fake_cupy.install(monkeypatch, devices=2)
+    monkeypatch.setattr(devices, "cuda_aware", no)
 
     def kind(variable: str, numbers: list[str]) -> list[type]:
         world = VirtualWorld(Grid((2,)))

@@ -132,6 +132,18 @@ class ndarray:
     def view(self, dtype: Any) -> ndarray:
         return self._view(self._raw.view(dtype))
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.kind not in "?iufc":
+            raise AttributeError(f"no array interface for {self.dtype}")
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.data.ptr, False),
+            "version": 3,
+            "strides": None,
+        }
+
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         stream = stream or current()
         if blocking:

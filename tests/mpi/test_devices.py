@@ -1,0 +1,163 @@
+"""Arrays of devices between processes: by NCCL, by an MPI that takes device memory, and by way of the host, on the stand-in for CuPy.
+
+The stand-in's device memory is memory of the host, so that this machine's MPI plays one that is CUDA-aware: it reads what is there when it
+is called, whether the kernels before have run or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.numpy_engine import NumpyEngine
+from lbpar.engine.registry import get_engine
+from lbpar.errors import Unsupported
+from lbpar.layout.grid import Grid
+from lbpar.runtime.optim.rules import SGD
+from lbpar.transport import cuda_mpi
+from lbpar.transport.base import Transport
+from lbpar.transport.cuda_mpi import CudaMpiTransport
+from lbpar.transport.mpi import MpiTransport
+from lbpar.transport.nccl import NcclTransport
+from lbpar.verify.compare import Reference, Update, verify_mpi
+from lbpar.verify.plans import random_plan
+from tests.cuda.emulator import compiler_found
+from tests.util import fake_cupy
+from tests.util.graphs import residual_network
+from tests.util.moves import moves, values
+from tests.util.mpi import collective_assert
+
+pytestmark = pytest.mark.mpi
+SEEDS = 2
+
+WAYS: dict[str, Callable[[MpiTransport], Transport]] = {
+    "nccl": NcclTransport,
+    "nccl, short calls": lambda t: NcclTransport(t, limit=3),
+    "mpi": CudaMpiTransport,
+    "mpi, short calls": lambda t: CudaMpiTransport(t, limit=3),
+    "mpi, blocking": lambda t: CudaMpiTransport(t, nonblocking=False),
+    "host": lambda t: t,
+    "host, short calls": lambda t: MpiTransport(grid=t.grid, limit=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.util.fake_cupy import nccl_mpi
+
+    fake_cupy.install(monkeypatch, devices=8)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl_mpi)
+    monkeypatch.setattr(fake_cupy.cuda, "nccl", nccl_mpi)
+    nccl_mpi.install(monkeypatch)
+
+
+def device() -> CupyDevice:
+    class Plain(CupyDevice):
+        dtype = np.dtype("float32")
+
+    Plain.__abstractmethods__ = frozenset()
+    return Plain()  # type: ignore[abstract]
+
+
+def grids() -> list[Grid]:
+    from mpi4py import MPI
+
+    return {4: [Grid((4,)), Grid((2, 2))]}.get(MPI.COMM_WORLD.size, [Grid.of(MPI.COMM_WORLD.size)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_move_gives_what_it_gives_on_the_host(way: str) -> None:
+    for grid in grids():
+        plain = MpiTransport(grid=grid)
+        want = [
+            values(x, np.copy)
+            for axes in (*((a,) for a in grid.axes), grid.axes)
+            for x in moves(plain, axes, "float32", np.copy)
+        ]
+        counted = plain.counter.items()
+        plain.counter.reset()
+        own, moved = device(), WAYS[way](plain)
+        moved.attach(own)
+        for seed in range(SEEDS):
+            fake_cupy.machine().scheduler.seed(seed)
+            got = [
+                values(x, own.to_host)
+                for axes in (*((a,) for a in grid.axes), grid.axes)
+                for x in moves(moved, axes, "float32", own.from_host)
+            ]
+            with collective_assert(plain):
+                assert got == want
+        with collective_assert(plain):
+            assert {k: v.bytes for k, v in moved.counter.items().items()} == {
+                k: SEEDS * v.bytes for k, v in counted.items()
+            }
+        moved.close()
+
+
+@pytest.mark.parametrize("way", ["nccl", "mpi", "host"])
+def test_half_types_move(way: str) -> None:
+    import ml_dtypes
+
+    plain = MpiTransport()
+    own, moved = device(), WAYS[way](plain)
+    moved.attach(own)
+    mine = np.arange(4).astype(ml_dtypes.bfloat16) + moved.rank
+    joined = moved.allgather(own.from_host(mine.copy()), [4] * moved.size, moved.grid.axes).wait()
+    around = moved.exchange(
+        {(moved.rank + 1) % moved.size: own.from_host(mine.copy())},
+        {(moved.rank - 1) % moved.size: 4},
+        mine.dtype,
+        moved.grid.axes,
+    ).wait()
+    with collective_assert(plain):
+        assert joined.dtype == mine.dtype
+        read = lambda a: own.to_host(a.view(np.uint16)).view(mine.dtype).tolist()
+        assert read(joined) == [i + r for r in range(moved.size) for i in range(4)]
+        (back,) = around.values()
+        assert read(back) == [i + (moved.rank - 1) % moved.size for i in range(4)]
+        if way != "nccl":
+            with pytest.raises(Unsupported, match="MPI has no type for bfloat16"):
+                moved.allreduce(own.from_host(mine.copy()), moved.grid.axes).wait()
+    moved.close()
+
+
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("way", ["nccl", "mpi", "host"])
+def test_training_steps_under_random_plans(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Halos and their interiors, sums of gradients, changes of layout: as one rank in NumPy."""
+    fake_cupy.few_kernels(monkeypatch, 8)
+    plain = MpiTransport()
+    update = Update(residual_network(), 4, 1, lambda _: SGD(0.1, momentum=0.9), 0.1)
+    reference = Reference(update, NumpyEngine("float64"))
+    for seed in range(2):
+        plan = random_plan(update.graph, 4, plain.size, Random(seed))
+        plain = MpiTransport(grid=plan.grid)
+        moved = WAYS[way](plain)
+        fake_cupy.machine().scheduler.seed(seed)
+        parity = verify_mpi(reference, plan, moved, get_engine("cupy", "float64"))
+        with collective_assert(plain):
+            assert parity.worst < 1e-10
+            assert sum(parity.sent.values()) > 0
+        moved.close()
+
+
+def test_a_message_that_leaves_before_its_kernels_have_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_mpi._Held, "ready", lambda self: True)
+    monkeypatch.setattr(fake_cupy.cuda.Event, "synchronize", lambda self: None)
+    plain = MpiTransport()
+    own, moved = device(), CudaMpiTransport(plain)
+    moved.attach(own)
+    moved.prepare([moved.grid.axes])
+    fake_cupy.machine().scheduler.seed(0)
+    right, left = (moved.rank + 1) % moved.size, (moved.rank - 1) % moved.size
+    ones: Any = own.from_host(np.ones(4, np.float32))
+    came: Any = moved.exchange({right: ones}, {left: 4}, np.dtype("float32"), moved.grid.axes).wait()[left]
+    with collective_assert(plain):
+        assert np.isnan(came._raw).all()
+    moved.close()
