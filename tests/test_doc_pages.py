@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from lbpar.models.registry import MODELS
-from lbpar.runtime.binding import BINDERS
 from tests.util.doc_pages import agrees, mpirun, needs_mpi, parts, try_page
+from tests.util.registries import restored
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [
@@ -26,7 +24,7 @@ def test_page_works(page: Path, tmp_path: Path) -> None:
         pytest.skip("no mpirun")
     if "import torch" in text:
         pytest.importorskip("torch")
-    with patch.dict(MODELS), patch.dict(BINDERS):  # what a page registers is forgotten again
+    with restored():
         tried = list(try_page(text, tmp_path))
     for command, got in tried:
         assert agrees(command.output, got), f"$ {command.line}\nexpected\n{command.output}\ngot\n{got}"

@@ -11,45 +11,43 @@ import pytest
 from pydantic import Field
 
 from lbpar import api
-from lbpar.config.layers import LAYERS, Layer
-from lbpar.config.losses import LOSSES as LOSS_SECTIONS
-from lbpar.config.optimizers import OPTIMIZERS as OPTIMIZER_SECTIONS
+from lbpar.config.layers import Layer
 from lbpar.config.optimizers import Optimizer as OptimizerSection
 from lbpar.config.section import BelowOne, Positive
-from lbpar.cost.price import SLOTS
 from lbpar.errors import ConfigError, GraphError
-from lbpar.graph.builder import OPS, GraphBuilder, register_op
-from lbpar.graph.ops.losses import LOSSES, Elementwise, register_loss
+from lbpar.graph.builder import GraphBuilder, register_op
+from lbpar.graph.ops.losses import Elementwise, register_loss
 from lbpar.graph.ops.pointwise import Activation
 from lbpar.plan.command import main as plan
-from lbpar.runtime.binding import BINDERS, register_kernel
+from lbpar.runtime.binding import register_kernel
 from lbpar.runtime.optim.base import Optimizer
-from lbpar.runtime.optim.make import OPTIMIZERS, register_optimizer
+from lbpar.runtime.optim.make import register_optimizer
+from tests.util.registries import restored
 
 Array = Any
 
 
-class SoftplusLayer(Layer):
-    """log(1 + exp(beta · x)) / beta."""
+class SquareplusLayer(Layer):
+    """(x + √(x² + b)) / 2."""
 
-    op: Literal["softplus"] = "softplus"
-    beta: Positive = Field(default=1.0, description="How sharp the bend is.")
+    op: Literal["squareplus"] = "squareplus"
+    b: Positive = Field(default=4.0, description="How wide the bend is.")
 
 
 @dataclass(frozen=True)
-class Softplus(Activation):
-    """log(1 + exp(beta · x)) / beta, whose derivative is 1 - exp(-beta · y)."""
+class Squareplus(Activation):
+    """y = (x + √(x² + b)) / 2, whose derivative is 1 / (1 + b / (4 y²))."""
 
-    options: ClassVar[type[Layer]] = SoftplusLayer
-    beta: float
-
-
-def softplus(x: Array, beta: float) -> Array:
-    return np.logaddexp(0, beta * x) / beta
+    options: ClassVar[type[Layer]] = SquareplusLayer
+    b: float
 
 
-def softplus_backward(y: Array, dy: Array, beta: float) -> Array:
-    return dy * -np.expm1(-beta * y)
+def squareplus(x: Array, b: float) -> Array:
+    return (x + np.sqrt(x * x + b)) / 2
+
+
+def squareplus_backward(y: Array, dy: Array, b: float) -> Array:
+    return dy / (1 + b / (4 * y * y))
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,15 @@ class Lion(Optimizer):
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    tables: list[dict[str, Any]] = [
-        *(LAYERS.sections, OPS, BINDERS, LOSSES, LOSS_SECTIONS.sections, OPTIMIZERS, OPTIMIZER_SECTIONS.sections, SLOTS)
-    ]
-    before = [dict(t) for t in tables]
-    register_op(Softplus)
-    register_kernel("softplus_forward", softplus, "beta")
-    register_kernel("softplus_backward", softplus_backward, "beta")
-    register_loss(LogCosh)
-    register_kernel("log_cosh_loss", log_cosh, "scale")
-    register_kernel("log_cosh_backward", log_cosh_backward, "scale")
-    register_optimizer(Lion)
-    yield
-    for table, old in zip(tables, before, strict=True):
-        table.clear()
-        table.update(old)
+    with restored():
+        register_op(Squareplus)
+        register_kernel("squareplus_forward", squareplus, "b")
+        register_kernel("squareplus_backward", squareplus_backward, "b")
+        register_loss(LogCosh)
+        register_kernel("log_cosh_loss", log_cosh, "scale")
+        register_kernel("log_cosh_backward", log_cosh_backward, "scale")
+        register_optimizer(Lion)
+        yield
 
 
 RUN: dict[str, Any] = {
@@ -112,9 +104,9 @@ RUN: dict[str, Any] = {
         "input": [9, 7, 3],
         "layers": [
             {"op": "conv", "filters": 6, "kernel": 3, "pad": 1, "name": "conv"},
-            {"op": "softplus", "beta": 2.0, "name": "bend"},
+            {"op": "squareplus", "b": 2.0, "name": "bend"},
             {"op": "max_pool", "kernel": 2},
-            {"op": "softplus"},
+            {"op": "squareplus"},
             {"op": "flatten"},
             {"op": "linear", "features": 2},
         ],
@@ -127,14 +119,14 @@ RUN: dict[str, Any] = {
 
 
 def test_it_is_checked_like_any_other() -> None:
-    model = {"input": [4], "layers": [{"op": "softplus", "betta": 1}]}
-    with pytest.raises(ConfigError, match=r"model.layers\[0\].betta: unknown field .* did you mean 'beta'"):
+    model = {"input": [4], "layers": [{"op": "squareplus", "bb": 1}]}
+    with pytest.raises(ConfigError, match=r"model.layers\[0\].bb: unknown field .* did you mean 'b'"):
         api.load_run({**RUN, "model": model})
     g = GraphBuilder((4,))
-    with pytest.raises(GraphError, match="s: beta: got 0, expected more than 0"):
-        g.layer("softplus", g.input, name="s", beta=0)
-    assert g.build(g.layer("softplus", g.input)).ops[0].op == Softplus(beta=1.0)
-    assert g.build(g.softplus(g.input, 2.0)).ops[0].op == Softplus(beta=2.0)
+    with pytest.raises(GraphError, match="s: b: got 0, expected more than 0"):
+        g.layer("squareplus", g.input, name="s", b=0)
+    assert g.build(g.layer("squareplus", g.input)).ops[0].op == Squareplus(b=4.0)
+    assert g.build(g.squareplus(g.input, 2.0)).ops[0].op == Squareplus(b=2.0)
     with pytest.raises(ConfigError, match="train.optimizer.beta: got 1, expected less than 1"):
         api.load_run(RUN, ["train.optimizer.beta=1"])
     with pytest.raises(ConfigError, match="train.loss: got 'log_cos', did you mean 'log_cosh'"):
@@ -160,10 +152,10 @@ def test_it_computes_what_pytorch_computes() -> None:
     torch = pytest.importorskip("torch")
     x, dy = np.random.default_rng(1).standard_normal((2, 3, 4, 5, 2))
     tx = torch.tensor(x, requires_grad=True)
-    y = torch.nn.functional.softplus(tx, beta=2.0)
+    y = (tx + torch.sqrt(tx * tx + 2.0)) / 2
     y.backward(torch.tensor(dy))
-    np.testing.assert_allclose(softplus(x, 2.0), y.detach().numpy(), rtol=1e-12)
-    np.testing.assert_allclose(softplus_backward(softplus(x, 2.0), dy, 2.0), tx.grad.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(squareplus(x, 2.0), y.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(squareplus_backward(squareplus(x, 2.0), dy, 2.0), tx.grad.numpy(), rtol=1e-12)
 
 
 def test_any_plan_computes_what_one_rank_computes() -> None:
@@ -176,12 +168,12 @@ def test_it_is_planned_and_priced(tmp_path: Any, capsys: pytest.CaptureFixture[s
     config = api.load_run(RUN, ["parallel.strategy=auto"])
     graph = api.build_graph(config)
     [row] = [r for r in api.explain(graph, api.make_plan(config, graph, procs=6), 6) if r["layer"] == "bend"]
-    assert (row["op"], row["grid"]) == ("softplus", "height 2 × channels 3")
+    assert (row["op"], row["grid"]) == ("squareplus", "height 2 × channels 3")
     path = tmp_path / "run.yaml"
     path.write_text(repr({**RUN, "parallel": {}}))
     assert plan(["--config", str(path), "--procs", "4"]) == 0
     out = capsys.readouterr().out
-    assert "softplus" in out and "lion" in out
+    assert "squareplus" in out and "lion" in out
 
 
 def test_it_trains() -> None:
