@@ -127,3 +127,21 @@ def test_no_two_modules_import_each_other() -> None:
 
     for name in names:
         visit(name, ())
+
+
+TESTED = ["layout", "program", "cost", "solver", "plan", "runtime"]
+UNTESTED = {
+    f"plan/{m}" for m in ("assign", "explain", "fusions", "group", "picture", "pricing", "report", "strategies")
+}
+"""Modules whose tests lie under other names still."""
+
+
+@pytest.mark.parametrize("room", TESTED)
+def test_every_module_has_a_file_of_tests(room: str) -> None:
+    """``runtime/trace.py``: ``tests/runtime/test_trace.py``, or several, ``test_trace_*.py``; ``optim/clip.py``: ``test_optim_clip.py``."""
+    modules = [p.relative_to(ROOT / room).with_suffix("") for p in files(room) if p.name != "__init__.py"]
+    present = {p.stem for p in (ROOT.parent / "tests" / room).glob("test_*.py")}
+    for module in modules:
+        wanted = "_".join(["test", *module.parts])
+        found = any(name == wanted or name.startswith(f"{wanted}_") for name in present)
+        assert found != (f"{room}/{module}" in UNTESTED), f"tests/{room}/{wanted}.py"
