@@ -131,7 +131,8 @@ def test_no_two_modules_import_each_other() -> None:
 
 TESTED = ["layout", "program", "cost", "solver", "plan", "runtime"]
 UNTESTED = {
-    f"plan/{m}" for m in ("assign", "explain", "fusions", "group", "picture", "pricing", "report", "strategies")
+    *("program/pipeline", "runtime/optim/loss_scale"),
+    *(f"plan/{m}" for m in ("assign", "explain", "fusions", "group", "picture", "pricing", "report", "strategies")),
 }
 """Modules whose tests lie under other names still."""
 
