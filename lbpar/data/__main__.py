@@ -29,19 +29,22 @@ def parser() -> argparse.ArgumentParser:
     make = commands.add_parser("make", help="make a dataset", description="Make a dataset.")
     make.add_argument(
         "kind",
-        choices=["digits", "digits64", "synthetic"],
-        help="1,797 real handwritten digits of 8 x 8 pixels; the same enlarged to 64 x 64; random samples",
+        choices=["digits", "digits64", "synthetic", "volumes"],
+        help="1,797 real handwritten digits of 8 x 8 pixels; the same enlarged to 64 x 64; random samples; Gaussian random fields "
+        "whose spectrum's parameters are the targets",
     )
     make.add_argument("--out", required=True, type=path_option, help="file to write, as data/digits.h5")
     make.add_argument("--size", type=int, help="digits: height and width, a multiple of 8")
-    make.add_argument("--shape", type=int, nargs="+", default=[32, 32, 3], help="synthetic: [D] H W C of one sample")
-    make.add_argument("--samples", type=int, default=256, help="synthetic: training samples")
-    make.add_argument("--test-samples", type=int, default=64, help="synthetic: test samples")
+    make.add_argument(
+        "--shape", type=int, nargs="+", help="synthetic, volumes: [D] H W C of one sample (32 32 3; 64 64 64 1)"
+    )
+    make.add_argument("--samples", type=int, default=256, help="synthetic, volumes: training samples")
+    make.add_argument("--test-samples", type=int, default=64, help="synthetic, volumes: test samples")
     make.add_argument("--classes", type=int, default=10, help="synthetic: number of classes")
     make.add_argument("--per-voxel", action="store_true", help="synthetic: a label per voxel")
     make.add_argument("--uint8", action="store_true", help="synthetic: store bytes")
-    make.add_argument("--seed", type=int, default=0, help="synthetic: another seed makes other data")
-    make.add_argument("--gzip", action="store_true", help="digits: compress")
+    make.add_argument("--seed", type=int, default=0, help="synthetic, volumes: another seed makes other data")
+    make.add_argument("--gzip", action="store_true", help="digits, volumes: compress")
     make.add_argument("--overwrite", action="store_true", help=_OVERWRITE)
 
     convert = commands.add_parser("convert", help="convert other formats", description="Convert to HDF5.")
@@ -105,11 +108,15 @@ def _write(args: argparse.Namespace) -> list[Split]:
         from lbpar.data.convert import convert
 
         return convert(given.pop("source"), out, **given)
+    from lbpar.data.fields import make_volumes
     from lbpar.data.make import make_digits, make_synthetic
 
-    kind, size, gzip = given.pop("kind"), given.pop("size"), given.pop("gzip")
+    kind, size, gzip, shape = (given.pop(n) for n in ("kind", "size", "gzip", "shape"))
     if kind == "synthetic":
-        make_synthetic(out, given.pop("shape"), **given)
+        make_synthetic(out, shape or [32, 32, 3], **given)
+    elif kind == "volumes":
+        counts = {n: given[n] for n in ("samples", "test_samples", "seed", "overwrite")}
+        make_volumes(out, shape or [64, 64, 64, 1], gzip=gzip, **counts)
     else:
         make_digits(out, size if size is not None else 64 if kind == "digits64" else 8, gzip, args.overwrite)
     return []

@@ -37,7 +37,9 @@ class ArrayDataset(Dataset):
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._x[np.ix_(samples, *map(indices, box))]
-        return self.normalisation(part, self._dtype, indices(box[-1]))
+        ruled = self.normalisation.rule is not None and part.size
+        own = np.array([self.normalisation.statistics(self._x[i]) for i in samples.tolist()]) if ruled else None
+        return self.normalisation(part, self._dtype, indices(box[-1]), own)
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         raise DataError("samples in memory have no targets; they can be predicted, not evaluated.")

@@ -57,7 +57,7 @@ class Hdf5Dataset(Dataset):
 
     Attributes
     ----------
-    identity : tuple of int
+    identity : tuple
         The same for two objects that read the same samples, by whatever names.
     class_names : tuple of str
         Empty where the file does not say.
@@ -97,6 +97,7 @@ class Hdf5Dataset(Dataset):
         self.classes: int | None = None
         self.class_names: tuple[str, ...] = ()
         self.normalisation = Normalisation()
+        self.statistics: dict[int, Array] = {}  # of samples, by their number
         with closing(self), self._errors():
             self._open()
             self._read_header(split, x, y, classes)
@@ -105,7 +106,27 @@ class Hdf5Dataset(Dataset):
         return self._length
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
-        return self.normalisation(self._part(self._x, samples, box), self._dtype, indices(box[-1]))
+        part = self._part(self._x, samples, box)
+        return self.normalisation(part, self._dtype, indices(box[-1]), self._statistics(samples))
+
+    def own_statistics(self, share: tuple[int, int]) -> dict[int, Array]:
+        """Statistics of a share (k of n) of the samples, where the normalisation has a rule that asks for whole samples."""
+        rule, (k, n) = self.normalisation.rule, share
+        if rule is None or not rule.asks:
+            return {}
+        with closing(self):
+            samples = range(*(len(self) * i // n for i in (k, k + 1)))
+            return {i: self._statistics(np.array([i]))[0] for i in samples}  # type: ignore[index]
+
+    def _statistics(self, samples: NDArray[np.int64]) -> Array | None:
+        """Of each of the samples; those that are not known yet are read whole."""
+        if self.normalisation.rule is None:
+            return None
+        for i in samples.tolist():
+            if i not in self.statistics:
+                whole = self._slabs(self._x, np.array([i]), tuple(((0, e),) for e in self.sample_shape))[0]
+                self.statistics[i] = self.normalisation.statistics(whole)
+        return np.array([self.statistics[i] for i in samples.tolist()]).reshape(-1, 4, self.sample_shape[-1])
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         if not self._targets:
@@ -115,6 +136,7 @@ class Hdf5Dataset(Dataset):
     def normalise_like(self, other: Normalisation) -> None:
         """Take mean and standard deviation of other data; says so where the file names its own."""
         own, self.normalisation = self.normalisation, self.normalisation.like(other)
+        self.statistics = self.statistics if own.rule == other.rule else {}
         if own != self.normalisation and (own.mean, own.std) != (None, None):
             _log.warning(
                 "%s: mean and std differ from the training data's, which are used: the network was trained with them.",
@@ -190,11 +212,20 @@ class Hdf5Dataset(Dataset):
 
     def _open(self) -> Any:
         if self._file is None or self._pid != os.getpid():
-            import h5py
-
-            self._file = h5py.File(self._path, "r", locking="best-effort")
+            self._file = self._new_handle()
             self._pid = os.getpid()
         return self._file
+
+    def _new_handle(self) -> Any:
+        import h5py
+
+        return h5py.File(self._path, "r", locking="best-effort")
+
+    def _identity(self, xs: Any) -> tuple[Any, ...]:
+        import h5py
+
+        place = os.stat(xs.file.filename)
+        return place.st_dev, place.st_ino, h5py.h5o.get_info(xs.id).addr
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -243,8 +274,7 @@ class Hdf5Dataset(Dataset):
         check_samples(xs, ys, self.name, (x, y or "no targets"))
         for name, data in ((x, xs), *([(y, ys)] if y else [])):
             check_stored(data, f"{self.name}: '{name}'")
-        place = os.stat(xs.file.filename)
-        self.identity = place.st_dev, place.st_ino, h5py.h5o.get_info(xs.id).addr
+        self.identity = self._identity(xs)
         self._length, self.sample_shape, self.target_shape = xs.shape[0], xs.shape[1:], ys.shape[1:]
         self._labels, self.target_name = is_label(ys), self._y
         self.storage = f"{xs.dtype}, {f'{xs.compression} chunks {xs.chunks}' if xs.chunks else 'contiguous'}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lbpar.data.rules import Rule, applied
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
@@ -17,7 +18,7 @@ _PIECE = 1 << 16  # elements worked on at a time
 
 @dataclass(frozen=True)
 class Normalisation:
-    """``(x * scale - mean) / std``.
+    """``(x * scale - mean) / std``, or instead of mean and std a rule for each sample.
 
     Parameters
     ----------
@@ -27,14 +28,28 @@ class Normalisation:
         One per channel; what the network was trained with.
     integers : bool
         Whether the file stores whole numbers.
+    rule : Rule, optional
+        What is done to each sample by its own statistics.
+    zero : bool
+        Values that are not finite become 0, at the end.
     """
 
     scale: float = 1.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     integers: bool = False
+    rule: Rule | None = None
+    zero: bool = False
 
-    def __call__(self, x: Array, dtype: DTypeLike, channels: Any = slice(None)) -> Array:
+    def statistics(self, x: Array) -> Array:
+        """What the rule makes of a whole sample as stored (`Rule.statistics`)."""
+        assert self.rule is not None
+        wide = x.astype(np.result_type(x.dtype, np.float32))
+        return self.rule.statistics(wide * wide.dtype.type(self.scale) if self.scale != 1 else wide)
+
+    def __call__(
+        self, x: Array, dtype: DTypeLike, channels: Any = slice(None), statistics: Array | None = None
+    ) -> Array:
         """The values a network is given, a fresh array.
 
         Parameters
@@ -45,21 +60,35 @@ class Normalisation:
             Of the result.
         channels : index, optional
             Which of the channels x holds; default all.
+        statistics : (n, 4, C) array, optional
+            Of each of n samples, where there is a rule.
         """
         out = np.empty(x.shape, dtype)
         if not x.size:
             return out
+        if self.rule is not None:
+            assert statistics is not None
+            for source, target, own in zip(x, out, statistics[:, :, channels], strict=True):
+                target[...] = applied(self._scaled(source, out.dtype)[None], own[None])[0]
+            return self._finite(out)
         step = max(1, _PIECE // x.shape[-1])
         source, target = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])
         for i in range(0, len(source), step):  # a piece at a time: the wider type takes memory
             target[i : i + step] = self._piece(source[i : i + step], out.dtype, channels)
-        return out
+        return self._finite(out)
 
-    def _piece(self, x: Array, dtype: np.dtype, channels: Any) -> Array:
+    def _finite(self, x: Array) -> Array:
+        return np.nan_to_num(x, copy=False, nan=0.0, posinf=0.0, neginf=0.0) if self.zero else x
+
+    def _scaled(self, x: Array, dtype: np.dtype) -> Array:
         # In the precision of the source at least: in float32, 100000.01 - 100000 would keep two digits.
         out = x.astype(np.result_type(x.dtype, dtype, np.float32))
         if self.scale != 1:
             out *= out.dtype.type(self.scale)
+        return out
+
+    def _piece(self, x: Array, dtype: np.dtype, channels: Any) -> Array:
+        out = self._scaled(x, dtype)
         if self.mean is not None:
             out -= np.asarray(self.mean, out.dtype)[channels]
         if self.std is not None:
@@ -68,17 +97,22 @@ class Normalisation:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep; JSON values."""
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}  # the rule as fields
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Normalisation:
         """From `state_dict`."""
         mean, std = (None if state[n] is None else tuple(state[n]) for n in ("mean", "std"))
-        return cls(state["scale"], mean, std, state["integers"])
+        return cls(state["scale"], mean, std, state["integers"], Rule.of(state.get("rule")), state.get("zero", False))
 
     def like(self, other: Normalisation) -> Normalisation:
-        """This storage's scale with the mean and standard deviation of other data."""
-        return replace(self, mean=other.mean, std=other.std)
+        """This storage's scale with the mean and standard deviation, or the rule, of other data."""
+        return replace(self, mean=other.mean, std=other.std, rule=other.rule, zero=other.zero)
+
+    def ruled(self, rule: Rule | None, zero: bool) -> Normalisation:
+        """With a rule, if there is one, instead of mean and standard deviation."""
+        found = replace(self, zero=zero)
+        return found if rule is None else replace(found, mean=None, std=None, rule=rule)
 
     def check_kind(self, x: Array, name: str) -> None:
         """Refuse real numbers where the training data are whole numbers, and the reverse: their scale would be wrong.

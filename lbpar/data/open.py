@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,7 +17,9 @@ from numpy.typing import DTypeLike
 from lbpar.config.data import DataConfig
 from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.many_files import ManyFiles
 from lbpar.data.normalise import Normalisation
+from lbpar.data.rules import Rule
 from lbpar.data.synthetic import SyntheticDataset
 from lbpar.data.targets import check_targets
 from lbpar.errors import DataError
@@ -82,7 +85,9 @@ def open_dataset(
             seed=2 * seed + (split == "test"),
             cache=data.cache,
         )
-    dataset = Hdf5Dataset(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
+    dataset = open_files(source, split, x=data.x, y=data.y, classes=classes, dtype=dtype, cache=data.cache)
+    given = None if data.normalise is None else data.normalise.model_dump()
+    dataset.normalisation = dataset.normalisation.ruled(Rule.of(given), data.nan == "zero")
     if split == "test":
         _check_apart(dataset, data)
     if like is not None:
@@ -91,10 +96,15 @@ def open_dataset(
     return dataset
 
 
+def open_files(source: str | tuple[str, ...], split: str, **options: Any) -> Hdf5Dataset:
+    """The samples of a file, or of several."""
+    return Hdf5Dataset(source, split, **options) if isinstance(source, str) else ManyFiles(source, split, **options)
+
+
 def _check_apart(test: Hdf5Dataset, data: DataConfig) -> None:
     """Refuse to test on the training samples."""
     try:
-        train = Hdf5Dataset(data.train, "train", x=data.x, y=data.y)
+        train = open_files(data.train, "train", x=data.x, y=data.y)
     except DataError:  # it may have stayed behind where a finished network is evaluated
         return
     if train.identity == test.identity:

@@ -76,12 +76,15 @@ class VolumeDataset(Dataset):
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         where = np.ix_(*map(indices, box))
         parts = np.empty((len(samples), *(len(indices(runs)) for runs in box)), self._x.dtype)
+        ruled, found = self.normalisation.rule is not None, []
         for part, i in zip(parts, samples.tolist(), strict=True):
             if part.size:
                 if self._last is None or self._last[0] != i:
                     self._last = i, self._x[i : i + 1][0]
                 part[...] = self._last[1][where]
-        return self.normalisation(parts, self._dtype, indices(box[-1]))
+                if ruled:
+                    found.append(self.normalisation.statistics(self._last[1]))
+        return self.normalisation(parts, self._dtype, indices(box[-1]), np.array(found) if ruled and found else None)
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         raise DataError(f"{self.name}: volumes in files have no targets; they can be predicted, not evaluated.")

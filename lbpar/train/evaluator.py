@@ -43,6 +43,16 @@ Array = Any
 REMEDY = "Lower the learning rate, or use warm-up or clip_norm"
 
 
+def share_statistics(dataset: Dataset | None, transport: Transport) -> None:
+    """Let each rank read its share of the samples once and tell the others their statistics. Collective over all ranks."""
+    if not isinstance(dataset, Hdf5Dataset):
+        return
+    with together(transport):
+        own = dataset.own_statistics((transport.rank, transport.size))
+    for found in transport.allgather_obj(own):
+        dataset.statistics |= found
+
+
 @dataclass
 class Evaluator:
     """Evaluates a network on this rank's share. Making one is local; every method is collective over all ranks.
@@ -95,6 +105,8 @@ class Evaluator:
             made = cls(config, graph, plan, transport)
             facts = made.facts() if transport.size > 1 else {}
         check_alike(transport, facts)
+        for dataset in made.datasets().values():
+            share_statistics(dataset, transport)
         return made
 
     @classmethod
@@ -115,6 +127,7 @@ class Evaluator:
             made.open_test()
             facts = made.facts() if transport.size > 1 else {}
         check_alike(transport, facts)
+        share_statistics(made.test, transport)
         return made
 
     def open_test(self) -> None:
@@ -221,6 +234,7 @@ class Evaluator:
             dataset = copy(dataset)
             with together(self.transport):
                 dataset.normalise_like(self.normalisation)
+            share_statistics(dataset, self.transport)
         return dataset
 
     def predict(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool = False) -> Array:
