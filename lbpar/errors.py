@@ -48,3 +48,7 @@ class EngineError(LbparError, RuntimeError):
 
 class Unsupported(LbparError, NotImplementedError):
     """The case is not handled; the message names the nearest case that is."""
+
+
+class CalibrationError(LbparError, RuntimeError):
+    """What was measured of a machine cannot be trusted."""

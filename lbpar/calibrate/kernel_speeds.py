@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from lbpar.calibrate.nobody import Nobody
+from lbpar.calibrate.spread import spread
 from lbpar.config.machine_file import ComputeConfig, RateConfig
-from lbpar.cost.kernel_time import flops, local_extents, matrix_shape, plain_name, taps, touched
+from lbpar.cost.kernel_time import flops, local_extents, matrix_shape, plain_name, rows_and_channels, taps, touched
+from lbpar.cost.price import owner
 from lbpar.engine.base import Engine
-from lbpar.graph.graph import Graph
 from lbpar.graph.loops import Kernel
-from lbpar.layout.grid import Grid
-from lbpar.program.lowering import lower
-from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute, Program
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.optim.rules import SGD
 from lbpar.transport.single import SingleTransport
 
-#: Bytes of operands from which on a kernel's speed is that of its memory, and up to which it is its start that takes time.
-LARGE, TINY = 1 << 17, 1 << 12
-#: Seconds after which a network is run no more: a slow engine's times scatter little.
-ENOUGH = 0.2
+#: Bytes of operands up to which it is a kernel's start that takes time.
+TINY = 1 << 12
+#: Networks that take turns: each finds other things in the caches than its own, as a layer of a large network does.
+TURNS = 12
+#: Seconds after which networks are run no more: a slow engine's times scatter little.
+ENOUGH = 0.4
+#: Parameters of a small network.
+FEW = 32
 #: Elements of an array that no cache holds.
 STREAM = 1 << 23
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of one kernel, all of whose loops have their full extents."""
+    """Seconds of one kernel on a block: the median of some runs, and by what part of it half of them lie around it."""
 
     kernel: Kernel
+    local: dict[str, int]
     seconds: float
+    spread: float
 
 
-def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, int]], repeats: int) -> ComputeConfig:
-    """Rates of matrix products, speeds of all other kernels, of a copy, and the time that starting a kernel takes.
+def measure_compute(
+    engine: Engine, dtype: str, programs: Iterable[Program], rounds: int
+) -> tuple[ComputeConfig, float]:
+    """Rates of all kernels, the speed of a copy, and the time that starting a kernel takes; and the mean spread of all that.
 
     Parameters
     ----------
@@ -49,91 +57,137 @@ def measure_compute(engine: Engine, dtype: str, graphs: Iterable[tuple[Graph, in
         As training uses it.
     dtype : str
         Type under which the rates are filed.
-    graphs : iterable of (Graph, int)
-        Networks with a loss, and the batch of each.
-    repeats : int
-        Runs of each network; every kernel's least time counts.
+    programs : iterable of Program
+        What to run; see `lbpar.calibrate.samples`.
+    rounds : int
+        Runs of each program; every kernel's median counts.
     """
-    samples = [s for graph, batch in graphs for s in run_samples(engine, graph, batch, repeats)]
-    small = [s.seconds for s in samples if touched(s.kernel, _local(s.kernel), dtype) <= TINY]
-    overhead = median(small) if small else 0.0
-    rates: list[RateConfig] = []
-    moved: dict[str, float] = {}
-    spent: dict[str, float] = {}
+    samples = list(run_samples(engine, programs, rounds))
+    by_name: dict[str, list[Sample]] = defaultdict(list)
     for s in samples:
-        name, local = s.kernel.name, _local(s.kernel)
-        shape = matrix_shape(s.kernel, local)
-        net = max(s.seconds - overhead, s.seconds / 4)
-        if shape is not None:
-            m, n, k = (max(1, int(v)) for v in shape)
-            rate = float(flops(s.kernel, local)) / net
-            rates.append(
-                RateConfig(kernel=plain_name(name), m=m, n=n, k=k, taps=taps(s.kernel), dtype=dtype, rate=rate)
-            )
-        elif (size := float(touched(s.kernel, local, dtype))) >= LARGE:
-            moved[name], spent[name] = moved.get(name, 0.0) + size, spent.get(name, 0.0) + net
-    return ComputeConfig(
-        peak={dtype: max(r.rate for r in rates)},
-        efficiency=1.0,
-        memory_bandwidth=copy_speed(engine, repeats),
-        overhead=overhead,
-        table=tuple(rates),
-        speeds={name: size / spent[name] for name, size in moved.items()} | {"update": update_speed(engine, repeats)},
-        source=f"measured just now: kernels of engine {engine.name}",
+        by_name[s.kernel.name].append(s)
+    tiny = {name: [s.seconds for s in of if touched(s.kernel, s.local, dtype) <= TINY] for name, of in by_name.items()}
+    starts = {name: median(seconds) for name, seconds in tiny.items() if seconds}
+    overhead = median(starts.values()) if starts else 0.0
+    rates = _merged(
+        _rate(s, starts.get(s.kernel.name, overhead), dtype)
+        for of in by_name.values()
+        for s in [s for s in of if touched(s.kernel, s.local, dtype) > TINY] or of
     )
+    copy, (starts["update"], update) = copy_speed(engine, rounds), update_speed(engine, rounds)
+    found = ComputeConfig(
+        peak={dtype: max((r.rate for r in rates if r.k > 1), default=1.0)},
+        efficiency=1.0,
+        memory_bandwidth=copy,
+        overhead=overhead,
+        starts=starts,
+        table=rates,
+        speeds={"update": update},
+        source=f"measured: kernels of engine {engine.name}, medians of {rounds} runs at most, in which networks take turns; "
+        f"starts on arrays of at most {TINY} B",
+    )
+    return found, float(np.mean([s.spread for s in samples]))
 
 
-def run_samples(engine: Engine, graph: Graph, batch: int, repeats: int) -> list[Sample]:
-    """The least seconds of every kernel of one training step, over up to ``repeats`` runs after one that warms up."""
-    program = lower(graph, Plan(Grid(), {}), batch, input_grad=True)
-    executor = Executor(program, engine, SingleTransport(), _state(program, graph, engine))
-    feeds = _feeds(program, engine)
-    best = [float("inf")] * len(program.steps)
-    began, mark = perf_counter(), engine.mark
-    for run in range(1 + repeats):
-        if run > 1 and perf_counter() - began > ENOUGH:
-            break
-        executor.begin(feeds)
+def _merged(rates: Iterable[RateConfig]) -> tuple[RateConfig, ...]:
+    """Each shape of a kernel once."""
+    found: dict[Any, list[RateConfig]] = defaultdict(list)
+    for r in rates:
+        found[r.kernel, r.m, r.n, r.k, r.taps].append(r)
+    return tuple(of[0].model_copy(update={"rate": median(r.rate for r in of)}) for of in found.values())
+
+
+def _rate(s: Sample, start: float, dtype: str) -> RateConfig:
+    shape = matrix_shape(s.kernel, s.local)
+    work = float(flops(s.kernel, s.local) if shape else touched(s.kernel, s.local, dtype))
+    m, n, k = (max(1, int(v)) for v in shape or (*rows_and_channels(s.local), 1))
+    rate = max(1.0, work / max(s.seconds - start, s.seconds / 4))
+    name, window = (plain_name(s.kernel.name), taps(s.kernel)) if shape else (s.kernel.name, 1)
+    return RateConfig(kernel=name, m=m, n=n, k=k, taps=window, dtype=dtype, rate=rate)
+
+
+def run_samples(engine: Engine, programs: Iterable[Program], rounds: int) -> Iterator[Sample]:
+    """The seconds of every kernel of some programs, over up to ``rounds`` runs after one that warms up."""
+    rest = iter(programs)
+    while turns := [_Run(p, engine) for p in islice(rest, TURNS)]:
+        began = perf_counter()
+        for r in range(rounds):
+            if r > 2 and perf_counter() - began > ENOUGH * len(turns):
+                break
+            for run in turns:
+                run.once()
+        for run in turns:
+            yield from run.samples()
+
+
+class _Run:
+    """A program made ready to be run and timed step by step."""
+
+    def __init__(self, program: Program, engine: Engine) -> None:
+        self.program, self.engine = program, engine
+        grid = program.plan.grid
+        transport = SingleTransport() if grid.size == 1 else Nobody(grid)
+        self.executor = Executor(program, engine, transport, _state(program, engine))
+        self.feeds = _feeds(program, engine)
+        self.taken: list[list[float]] = []
+        self.once()
+        self.taken.clear()
+
+    def once(self) -> None:
+        """Run and time all steps."""
+        execute, mark = self.executor.execute, self.engine.mark
+        self.executor.begin(self.feeds)
         marks = [mark()]
-        for i in range(len(program.steps)):
-            executor.execute(i)
+        for i in range(len(self.program.steps)):
+            execute(i)
             marks.append(mark())
-        if run:
-            best = [min(b, engine.elapsed(*pair)) for b, pair in zip(best, pairwise(marks), strict=True)]
-    return [Sample(s.kernel, best[i]) for i, s in enumerate(program.steps) if isinstance(s, Compute)]
+        self.taken.append([self.engine.elapsed(*pair) for pair in pairwise(marks)])
+
+    def samples(self) -> Iterator[Sample]:
+        """What was found, kernel by kernel."""
+        for step, times in zip(self.program.steps, zip(*self.taken, strict=True), strict=True):
+            if isinstance(step, Compute):
+                op_grid = self.program.plan[owner(step, self.program)]
+                local = local_extents(step.kernel, self.program.plan.grid, op_grid)
+                if all(local.values()):
+                    yield Sample(step.kernel, local, median(times), spread(times))
 
 
-def copy_speed(engine: Engine, repeats: int) -> float:
+def copy_speed(engine: Engine, rounds: int) -> float:
     """Bytes per second, read and written, of a copy that no cache holds."""
     block, target = (engine.zeros((STREAM,), np.float32) for _ in range(2))
-    return 2.0 * block.nbytes / _least(engine, lambda: engine.copy(block, out=target), repeats)
+    return 2.0 * block.nbytes / _median(engine, lambda: engine.copy(block, out=target), rounds)
 
 
-def update_speed(engine: Engine, repeats: int) -> float:
-    """Bytes per second, read and written, of SGD's step with momentum: three arrays read, two written."""
-    params, grads = ({"w": engine.from_host(np.full(STREAM, 1e-3, np.float32))} for _ in range(2))
-    rule = SGD(1e-3, momentum=0.9)
-    rule.engine = engine
-    return 5.0 * params["w"].nbytes / _least(engine, lambda: rule.step(params, grads), repeats)
+def update_speed(engine: Engine, rounds: int) -> tuple[float, float]:
+    """Of SGD's step with momentum: seconds per parameter, and bytes per second, read and written, of three arrays read and two written."""
+
+    def seconds(size: int, count: int) -> float:
+        names = [f"w{i}" for i in range(count)]
+        params, grads = ({n: engine.from_host(np.full(size, 1e-3, np.float32)) for n in names} for _ in range(2))
+        rule = SGD(1e-3, momentum=0.9)
+        rule.engine = engine
+        return _median(engine, lambda: rule.step(params, grads), rounds)
+
+    start = seconds(1, FEW) / FEW
+    return start, 5.0 * 4 * STREAM / max(seconds(STREAM, 1) - start, 1e-9)
 
 
-def each(engine: Engine, call: Callable[[], object], count: int = 1) -> float:
-    """Seconds of one of ``count`` calls."""
-    start = engine.mark()
-    for _ in range(count):
+def _median(engine: Engine, call: Callable[[], object], rounds: int) -> float:
+    """Median of the seconds of a call, over ``rounds`` after one that warms up."""
+
+    def once() -> float:
+        start = engine.mark()
         call()
-    return engine.elapsed(start, engine.mark()) / count
+        return engine.elapsed(start, engine.mark())
+
+    once()
+    return median(once() for _ in range(rounds))
 
 
-def _least(engine: Engine, call: Callable[[], object], repeats: int) -> float:
-    """Least seconds of a call, over ``repeats`` after one that warms up."""
-    call()
-    return min(each(engine, call) for _ in range(repeats))
-
-
-def _state(program: Program, graph: Graph, engine: Engine) -> dict[str, Any]:
+def _state(program: Program, engine: Engine) -> dict[str, Any]:
     """Parameters of one value: drawing millions would take longer than what is measured."""
-    params = graph.params()
+    params = program.graph.params()
     types = {name: np.float64 if params[name].kind == "statistic" else engine.dtype for name in program.params}
     values = {name: np.full(layout.local_shape(0), 0.01, types[name]) for name, layout in program.params.items()}
     return {name: engine.from_host(a) for name, a in values.items()}
@@ -148,7 +202,3 @@ def _feeds(program: Program, engine: Engine) -> dict[str, Any]:
         labels = info.dtype == "int64"
         feeds[name] = np.zeros(shape, np.int64) if labels else rng.standard_normal(shape).astype(engine.dtype)
     return feeds
-
-
-def _local(kernel: Kernel) -> dict[str, int]:
-    return local_extents(kernel, Grid(), {})

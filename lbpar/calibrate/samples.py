@@ -8,9 +8,14 @@ from itertools import product
 from lbpar.graph.builder import OPS, GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.layout.grid import Axes, Grid
+from lbpar.program.lowering import lower
+from lbpar.program.plan import OpGrid, Plan
+from lbpar.program.steps import Program
 
 #: (batch, spatial extents, channels, filters, kernel) of convolutions: few and many channels, large and small maps.
 CONVOLUTIONS = (
+    (1, (4, 4), 4, 4, 3),
     (1, (192, 192), 4, 4, 3),
     (1, (96, 96), 8, 16, 3),
     (4, (32, 32), 3, 16, 3),
@@ -33,6 +38,7 @@ CONVOLUTIONS = (
 )
 #: Batch and widths of linear layers in a row; the last have more weights than caches hold.
 LINEAR = (
+    (1, (8, 8)),
     (2, (64, 64)),
     (64, (64, 64)),
     (2, (1024, 1024)),
@@ -43,32 +49,62 @@ LINEAR = (
 )
 
 
+#: (batch, spatial extents, channels) of ops without products: nothing but the start, in and out of caches, few and many channels.
+PASSES = ((1, (4, 4), 8), (4, (32, 32), 32), (4, (16, 16, 16), 32))
+MORE_PASSES = ((1, (192, 192), 8), (16, (8, 8), 64), (1, (256, 256), 16), (2, (128, 128), 64), (1, (48, 48, 48), 16))
+#: Transposed convolutions, as `CONVOLUTIONS`.
+TRANSPOSED = ((1, (64, 64), 8, 4, 2), (1, (16, 16), 64, 32, 2), (1, (16, 16, 16), 32, 16, 2))
 #: Operations up to which a convolution is among the many samples.
 MOST_WORK = 2e9
 
 Convolution = tuple[int, tuple[int, ...], int, int, int]
 
 
-def samples(more: bool = False) -> Iterator[tuple[Graph, int]]:
-    """Networks with a loss, and the batch of each; ``more`` for a calibration that may take a minute."""
+def samples(more: bool = False) -> Iterator[Program]:
+    """Steps of small networks; ``more`` for a calibration that may take a minute."""
+    return (lower(graph, Plan(Grid(), {}), batch, input_grad=True) for graph, batch in networks(more))
+
+
+def own_programs(graph: Graph, batch: int, procs: int) -> Iterator[Program]:
+    """Steps of a network with a loss, on one process and split along each loop in turn over some or all of so many."""
+    grid = Grid.of(procs)
+    ops = {n.name: n.op.loops(graph.input_shapes(n.name, batch)) for n in graph.ops}
+    yield lower(graph, Plan(grid, {}), batch)
+    for axes in (grid.axes[: i + 1] for i in range(len(grid.axes))):
+        for loop in dict.fromkeys(loop for loops in ops.values() for loop in loops):
+            yield lower(
+                graph, Plan(grid, {name: _along(loop, axes) for name, loops in ops.items() if loop in loops}), batch
+            )
+
+
+def _along(loop: str, axes: Axes) -> OpGrid:
+    return {loop: axes}
+
+
+def networks(more: bool = False) -> Iterator[tuple[Graph, int]]:
+    """Small networks with a loss, and the batch of each."""
     for batch, spatial, channels, filters, kernel in (*CONVOLUTIONS, *(_many() if more else ())):
         g = GraphBuilder((*spatial, channels), name="sample")
         x = g.conv(g.input, filters, kernel, pad=kernel // 2, bias=False)
         yield _ended(g, x), batch
+    for batch, spatial, channels, filters, kernel in TRANSPOSED:
+        g = GraphBuilder((*spatial, channels), name="sample")
+        yield _ended(g, g.conv_transpose(g.input, filters, kernel, stride=kernel, bias=False)), batch
     for batch, (channels, *widths) in LINEAR:
         g = GraphBuilder((channels,), name="sample")
         x = g.input
         for features in widths:
             x = g.linear(x, features)
         yield g.build(x).with_loss(CrossEntropy()), batch
-    for spatial in ((32, 32), (16, 16, 16)):
-        yield _fused(spatial), 4
+    for batch, spatial, channels in (*PASSES, *(MORE_PASSES if more else ())):
+        yield _fused((*spatial, channels)), batch
         for kind, op in OPS.items():
             if op.sample is not None:
-                g = GraphBuilder((*spatial, 32), name="sample")
-                yield _ended(g, g.layer(kind, [g.input] * 2 if op.options.joins else g.input, **op.sample)), 4
-    g = GraphBuilder((64, 64, 8), name="sample")  # a loss of many positions
-    yield g.build(g.relu(g.input)).with_loss(CrossEntropy()), 4
+                g = GraphBuilder((*spatial, channels), name="sample")
+                yield _ended(g, g.layer(kind, [g.input] * 2 if op.options.joins else g.input, **op.sample)), batch
+    for side, classes in ((2, 4), (64, 8)):  # losses of many positions
+        g = GraphBuilder((side, side, classes), name="sample")
+        yield g.build(g.relu(g.input)).with_loss(CrossEntropy()), 4
 
 
 def _many() -> Iterator[Convolution]:
@@ -86,9 +122,9 @@ def _many() -> Iterator[Convolution]:
                 yield 1, (side,) * dims, c, f, kernel
 
 
-def _fused(spatial: tuple[int, ...]) -> Graph:
+def _fused(shape: tuple[int, ...]) -> Graph:
     """Layers that run fused with their neighbours."""
-    g = GraphBuilder((*spatial, 32), name="sample")
+    g = GraphBuilder(shape, name="sample")
     y = g.relu(g.norm(g.norm(g.input)))
     return _ended(g, g.relu(g.add([g.norm(y), y])))
 

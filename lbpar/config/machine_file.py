@@ -28,7 +28,35 @@ Latency = Literal["log", "ring", "tree"]
 Seconds = Annotated[Number, Field(ge=0, le=1e3)]
 PerSecond = Annotated[Number, Field(ge=1, le=1e21)]
 Half = Annotated[Number, Field(ge=0, le=1e9)]
+Share = Annotated[Number, Field(ge=0, le=1e9)]
 Efficiency = Annotated[Number, Field(ge=1e-6, le=1)]
+
+
+MeasuredMove = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "p2p"]
+"""Moves whose links are measured; halo exchanges and their adjoints are messages between pairs as well."""
+
+
+class LinkConfig(Section):
+    """Links as one kind of move between so many processes uses them, measured."""
+
+    kind: MeasuredMove = Field(description="The move; `p2p` stands for halo exchanges, too.")
+    ways: Annotated[Count, Field(ge=2)] = Field(description="Processes of a group.")
+    alpha: Seconds = Field(description="As of the level, but for this move.")
+    bandwidth: PerSecond = Field(description="As of the level, but for this move.")
+    beyond: PerSecond | None = Field(
+        default=None,
+        description="Bandwidth of what is sent beyond `knee` bytes, where caches hold no more; never of allreduces.",
+    )
+    knee: Annotated[Number, Field(ge=0, le=1e21)] = Field(default=0.0, description="See `beyond`.")
+    residual: Share = Field(default=0.0, description="Mean part by which measured times differ from the line of both.")
+    spread: Share = Field(
+        default=0.0, description="Mean part by which half of the repetitions lie around their median."
+    )
+
+    @property
+    def large(self) -> tuple[float, float]:
+        """What each byte beyond so many takes longer, in seconds, and so many."""
+        return (1 / self.beyond - 1 / self.bandwidth, self.knee) if self.beyond else (0.0, 0.0)
 
 
 class LevelConfig(Section):
@@ -41,10 +69,20 @@ class LevelConfig(Section):
     alpha: Seconds = Field(description="Seconds that a message costs, however short.")
     bandwidth: PerSecond = Field(description="Bytes per second that one device sends while all others send too.")
     source: LongText = Field(description="Where alpha and bandwidth come from.")
+    moves: tuple[LinkConfig, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="The same for single moves and sizes of groups; the nearest size counts, and alpha and bandwidth where a move is not listed.",
+    )
+
+    @property
+    def large(self) -> tuple[float, float]:
+        """As of a `LinkConfig`: nothing is known of large messages."""
+        return 0.0, 0.0
 
 
 class RateConfig(Section):
-    """One measured kernel."""
+    """One measured kernel; one that is no matrix product counts as one of a term, and its bytes as operations."""
 
     kernel: Text = Field(description="Name of the kernel, such as `conv_forward`.")
     m: Count = Field(description="Rows of the product: samples times positions of the local block.")
@@ -52,7 +90,9 @@ class RateConfig(Section):
     k: Count = Field(description="Terms of each sum: local channels times taps.")
     taps: Count = Field(default=1, description="Taps of the window, as in 9 for 3 x 3.")
     dtype: Text = Field(default="float32", description="Type of the elements.")
-    rate: PerSecond = Field(description="Operations per second reached (a multiply-add is two).")
+    rate: PerSecond = Field(
+        description="Operations per second reached (a multiply-add is two), or bytes, without the start."
+    )
 
 
 class ComputeConfig(Section):
@@ -65,6 +105,7 @@ class ComputeConfig(Section):
     half_k: Half = Field(default=0.0, description="The same for terms (channels times taps).")
     memory_bandwidth: PerSecond = Field(description="Bytes per second to and from the device's memory.")
     overhead: Seconds = Field(default=0.0, description="Seconds that starting a kernel costs.")
+    starts: dict[str, Seconds] = Field(default_factory=dict, description="The same for single kernels, by name.")
     table: tuple[RateConfig, ...] = Field(
         default=(),
         max_length=10_000,

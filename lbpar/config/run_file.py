@@ -39,7 +39,7 @@ class RunConfig(Section):
     engine: EngineConfig = Field(default=EngineConfig(), description="What computes on each process.")
     machine: FilePath = Field(
         default=AUTO,
-        description="`auto` (measured in two seconds), a machine by name (`lbpar plan --help` lists them), or a machine file.",
+        description="`auto` (measured in a few seconds), a machine by name (`lbpar plan --help` lists them), or a machine file.",
     )
     run: OutputConfig = Field(default=OutputConfig(), description="What a run leaves behind.")
 

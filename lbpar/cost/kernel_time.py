@@ -68,13 +68,14 @@ def active_processes(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Ma
 def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
     """Seconds of a kernel on a block: arithmetic or memory, whichever takes longer, and the start."""
     c = machine.file.compute
-    moved = touched(kernel, local, dtype)
+    moved, start = touched(kernel, local, dtype), c.starts.get(kernel.name, c.overhead)
     shape = matrix_shape(kernel, local)
     if shape is None:
-        return moved / c.speeds.get(kernel.name, c.memory_bandwidth) + c.overhead
+        speed = machine.measured_rate(kernel.name, (*rows_and_channels(local), 1, 1), dtype)
+        return moved / (c.speeds.get(kernel.name, c.memory_bandwidth) if speed is None else speed) + start
     rate = machine.rate(plain_name(kernel.name), *shape, dtype, taps(kernel))
     memory, arithmetic = moved / c.memory_bandwidth, flops(kernel, local) / rate
-    return pick(memory > arithmetic, memory, arithmetic) + c.overhead
+    return pick(memory > arithmetic, memory, arithmetic) + start
 
 
 def plain_name(kernel: str) -> str:
@@ -98,6 +99,12 @@ def matrix_shape(kernel: Kernel, local: Mapping[str, Many]) -> tuple[Many, Many,
             return rows, c, f * t
         case "forward":
             return rows, f, c * t
+
+
+def rows_and_channels(local: Mapping[str, Many]) -> tuple[Many, Many]:
+    """What the speed of the other kernels depends on: the extent of the dimension that lies together in memory, and of all others."""
+    last = next((loop for loop in ("C", "F") if loop in local), None)
+    return prod((v for loop, v in local.items() if loop != last), start=1), local[last] if last else 1
 
 
 def taps(kernel: Kernel) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lbpar.config.machine_file import Latency, MachineFile, RateConfig, load_machine_file
+from lbpar.config.machine_file import Latency, LevelConfig, LinkConfig, MachineFile, RateConfig, load_machine_file
 from lbpar.config.report import check
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
@@ -34,20 +34,28 @@ class Part:
     """The part of a group that lies on one level: ``ways`` processes, alpha [s], bandwidth [B/s]."""
 
     ways: int
-    alpha: float
-    bandwidth: float
+    level: LevelConfig
+
+    def link(self, kind: MoveKind) -> LevelConfig | LinkConfig:
+        """What holds for a move: its own entry, of the size that is nearest, or the level."""
+        named = "p2p" if kind in ("halo", "accumulate") else kind
+        of_kind = [m for m in self.level.moves if m.kind == named]
+        return min(of_kind, key=lambda m: abs(log2(m.ways / self.ways)), default=self.level)
 
 
 class Term(NamedTuple):
-    """Seconds of a move: its start (if anything is sent), each message, each byte."""
+    """Seconds of a move: its start (if anything is sent), each message, each byte, and what each byte beyond so many takes longer."""
 
     start: Many
     message: Many
     byte: Many
+    beyond: Many = 0.0
+    knee: Many = 0.0
 
     def seconds(self, sent: Many, messages: Many) -> Many:
         """Seconds of so many bytes in so many messages."""
-        return self.start * (messages > 0) + self.message * messages + self.byte * sent
+        line = self.start * (messages > 0) + self.message * messages + self.byte * sent
+        return line + self.beyond * np.maximum(0.0, sent - self.knee)
 
 
 Terms = tuple[Term, Term]
@@ -102,26 +110,27 @@ class Machine:
         """
         if kind == "slice" or not parts:
             return (Term(0.0, 0.0, 0.0),) * 2
-        p, form, slow = prod(x.ways for x in parts), self.file.latency, parts[-1]
+        links = [(x.ways, x.link(kind)) for x in parts]
+        p, form, slow = prod(x.ways for x in parts), self.file.latency, links[-1][1]
         start = alpha = beta = 0.0
         inside = 1
         if kind == "allreduce" and form == "tree":
-            hops = sum(_hops(x.ways, form) * x.alpha for x in parts)
-            return (Term(hops, 0.0, sum(_hops(x.ways, form) / x.bandwidth for x in parts) * p / (2 * (p - 1))),) * 2
+            hops = sum(_hops(ways, form) * x.alpha for ways, x in links)
+            return (Term(hops, 0.0, sum(_hops(ways, form) / x.bandwidth for ways, x in links) * p / (2 * (p - 1))),) * 2
         if kind in ("allreduce", "reduce_scatter", "allgather"):
-            for x in parts:
-                inside *= x.ways
-                start += (2 if kind == "allreduce" else 1) * _hops(x.ways, form) * x.alpha
-                beta += (x.ways - 1) / inside / ((p - 1) / p) / x.bandwidth
-            return (Term(start, 0.0, beta),) * 2
+            for ways, x in links:
+                inside *= ways
+                start += (2 if kind == "allreduce" else 1) * _hops(ways, form) * x.alpha
+                beta += (ways - 1) / inside / ((p - 1) / p) / x.bandwidth
+            return (Term(start, 0.0, beta, *slow.large),) * 2
         if kind != "alltoall":
-            return (Term(0.0, slow.alpha, 1 / slow.bandwidth),) * 2
-        for x in parts:
-            share = (inside * x.ways - inside) / (p - 1)
-            inside *= x.ways
+            return (Term(0.0, slow.alpha, 1 / slow.bandwidth, *slow.large),) * 2
+        for ways, x in links:
+            share = (inside * ways - inside) / (p - 1)
+            inside *= ways
             alpha, beta = alpha + share * x.alpha, beta + share / x.bandwidth
-        pairwise = Term(0.0, alpha, beta)
-        if form != "log":
+        pairwise = Term(0.0, alpha, beta, *slow.large)
+        if form != "log" or isinstance(slow, LinkConfig):  # what was measured were messages between pairs
             return pairwise, pairwise
         hops = _hops(p, "log")  # in log p rounds (Bruck), each of which carries half of all data
         return pairwise, Term(hops * slow.alpha, 0.0, hops / 2 / slow.bandwidth)
@@ -147,11 +156,11 @@ class Machine:
         """Seconds to read and write so many bytes in the device's memory."""
         return 2 * size / self.file.compute.memory_bandwidth
 
-    def update_seconds(self, size: Many, slots: int) -> Many:
-        """Seconds of the optimizer's step on parameters of ``size`` bytes, with so many arrays of state: all are read, and all but
-        the gradient are written."""
+    def update_seconds(self, size: Many, slots: int, count: int = 1) -> Many:
+        """Seconds of the optimizer's step on ``count`` parameters of ``size`` bytes in all, with so many arrays of state: all are read,
+        and all but the gradient are written."""
         c = self.file.compute
-        return size * (3 + 2 * slots) / c.speeds.get("update", c.memory_bandwidth)
+        return size * (3 + 2 * slots) / c.speeds.get("update", c.memory_bandwidth) + count * c.starts.get("update", 0.0)
 
     def rate(self, kernel: str, m: Many, n: Many, k: Many, dtype: str, taps: int = 1) -> Many:
         """Operations per second of a matrix-like kernel with ``m`` rows, ``n`` columns and ``k`` terms.
@@ -159,14 +168,9 @@ class Machine:
         Between the shapes of a measured table it is their geometric mean, weighted by the inverse fourth power of the distance between
         the logarithms of shapes (Shepard 1968).
         """
-        c = self.file.compute
-        table = self._tables.get((kernel, dtype))
-        if table is not None:
-            where, log_rates = table
-            shape = (m, n, k, float(taps))
-            at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in shape)), -1))
-            weight = 1.0 / (((at[..., None, :] - where) ** 2).sum(-1) + 1e-6) ** 2
-            return np.exp((weight * log_rates).sum(-1) / weight.sum(-1))
+        c, measured = self.file.compute, self.measured_rate(kernel, (m, n, k, taps), dtype)
+        if measured is not None:
+            return measured
         peak = c.peak.get(dtype) or c.peak["float32" if "float32" in c.peak else next(iter(c.peak))]
         return (
             peak
@@ -178,6 +182,15 @@ class Machine:
             * k
             / (k + c.half_k + 1e-300)
         )
+
+    def measured_rate(self, kernel: str, shape: tuple[Many, Many, Many, int], dtype: str) -> Many | None:
+        """The rate of a kernel by the measured table; None where that does not have it."""
+        if (kernel, dtype) not in self._tables:
+            return None
+        where, log_rates = self._tables[kernel, dtype]
+        at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in shape)), -1))
+        weight = 1.0 / (((at[..., None, :] - where) ** 2).sum(-1) + 1e-6) ** 2
+        return np.exp((weight * log_rates).sum(-1) / weight.sum(-1))
 
     @cached_property
     def _tables(self) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
@@ -202,7 +215,7 @@ def _parts(machine: Machine, grid: Grid, axes: Axes) -> tuple[Part, ...]:
         level = machine.level(grid, a)
         ways[level] = ways.get(level, 1) * grid.sizes[a]
     levels = machine.file.levels
-    return tuple(Part(ways[i], levels[i].alpha, levels[i].bandwidth) for i in sorted(ways) if ways[i] > 1)
+    return tuple(Part(ways[i], levels[i]) for i in sorted(ways) if ways[i] > 1)
 
 
 def machine_names() -> list[str]:

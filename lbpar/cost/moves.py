@@ -212,11 +212,11 @@ class MovePrices:
         if kind not in self._terms:
 
             def make(new: Ints) -> Floats:
-                return np.array([self.machine.terms(kind, parts) for parts in self._groups.of(new)]).reshape(-1, 6).T
+                return np.array([self.machine.terms(kind, parts) for parts in self._groups.of(new)]).reshape(-1, 10).T
 
-            self._terms[kind] = Made(make, 6)
+            self._terms[kind] = Made(make, 10)
         values = [v[groups] for v in self._terms[kind].made(groups)]
-        return Term(*values[:3]), Term(*values[3:])
+        return Term(*values[:5]), Term(*values[5:])
 
     def allreduce(self, axes: Ints) -> Term:
         """What allreduces over sets of axes cost."""

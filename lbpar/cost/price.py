@@ -158,7 +158,10 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
         case Update():
             size = sum(local_bytes(program, p, dtype) for p in step.params)
             procs = program.plan.grid.size
-            seconds = float(machine.update_seconds(size, SLOTS[optimizer]) * machine.oversubscription(procs, procs))
+            seconds = float(
+                machine.update_seconds(size, SLOTS[optimizer], len(step.params))
+                * machine.oversubscription(procs, procs)
+            )
             return StepPrice("update", "", step.phase, seconds, what="optimizer")
         case Wait():
             return StepPrice("none", "", step.phase, 0.0, what=step.dst)
@@ -181,7 +184,7 @@ def _kernel(
 
 
 def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> StepPrice:
-    """Several allreduces in one message: one latency, all their bytes."""
+    """Several allreduces in one message: one latency, all their bytes. Nothing is copied: gradients are written where they are sent from."""
     first = step.starts[0].move
     grid, item = first.src.grid, item_bytes(program.buffers[step.starts[0].src].dtype, dtype)
     p = grid.ways(first.axes)
@@ -189,7 +192,6 @@ def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> St
     most = allreduce_volume(n, p)
     sent, messages = most.elements * item, most.messages
     seconds = float(machine.move_seconds("allreduce", machine.parts(grid, first.axes), float(sent), float(messages)))
-    seconds += machine.copy_seconds(2 * n * item)  # into the message and out of it
     node = step.starts[0].node
     return StepPrice("allreduce", node, step.phase, seconds, sent, messages, 0.0, p, step.tag)
 

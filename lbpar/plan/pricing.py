@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from lbpar.cost.kernel_time import active_processes, item_bytes, kernel_seconds
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import Floats, MovePrices, move_prices
@@ -67,8 +65,7 @@ class Pricing:
         """Seconds of an allreduce that fills a part of a message: its bytes, and its share of the start."""
         size = self.bytes(layouts, dtype)
         p, term = self.moves.ways[axes], self.moves.allreduce(axes)
-        packing = np.where(full < 1, self.machine.copy_seconds(2 * size), 0)
-        return pick(axes > 0, term.start * full + term.byte * 2 * size * (p - 1) / p + packing, 0.0)
+        return pick(axes > 0, term.start * full + term.byte * 2 * size * (p - 1) / p, 0.0)
 
 
 @dataclass(eq=False)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 from pathlib import Path
 
 import pytest
 
-from lbpar.config.machine_file import load_machine_file, save_machine_file
+from lbpar.config.machine_file import LinkConfig, RateConfig, load_machine_file, save_machine_file
+from lbpar.cost.kernel_time import kernel_seconds
 from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.errors import ConfigError
+from lbpar.graph.loops import Index, Kernel, Operand
 from lbpar.layout.grid import Grid
 
 NAMED = (
@@ -104,3 +107,41 @@ def test_a_mistake_in_a_machine_file_is_named(tmp_path: Path) -> None:
     path.write_text("name: x\nlevels: [{name: node, alpha: 1.0e-6, bandwith: 1.0, source: me}]\nmemory: 1GB\n")
     with pytest.raises(ConfigError, match="did you mean 'bandwidth'"):
         load_machine_file(path)
+
+
+def test_measured_moves_and_sizes_of_groups_have_links_of_their_own() -> None:
+    base = find_machine("laptop").file
+    (level,) = base.levels
+    links = [
+        LinkConfig(kind="allreduce", ways=2, alpha=1e-5, bandwidth=1e9),
+        LinkConfig(kind="allreduce", ways=8, alpha=4e-5, bandwidth=5e8),
+        LinkConfig(kind="alltoall", ways=2, alpha=2e-5, bandwidth=2e9),
+        LinkConfig(kind="p2p", ways=2, alpha=3e-5, bandwidth=4e9, beyond=1e9, knee=1e6),
+    ]
+    m = Machine(base.model_copy(update={"levels": (level.model_copy(update={"moves": tuple(links)}),)}))
+    grid = Grid((2, 2, 2))
+    two, all_ = m.parts(grid, (0,)), m.parts(grid, grid.axes)
+    assert m.move_seconds("allreduce", two, 1e6, 2) == pytest.approx(2e-5 + 1e-3)
+    assert m.move_seconds("allreduce", all_, 1e6, 2) == pytest.approx(6 * 4e-5 + 2e-3)
+    assert m.move_seconds("alltoall", all_, 1e6, 7) == pytest.approx(
+        7 * 2e-5 + 5e-4
+    )  # between pairs, as it was measured
+    for kind in ("halo", "accumulate", "p2p"):
+        assert m.move_seconds(kind, two, 3e6, 2) == pytest.approx(2 * 3e-5 + 3e6 / 4e9 + 2e6 * (1 / 1e9 - 1 / 4e9))
+    assert m.move_seconds("allgather", two, 1e6, 1) == pytest.approx(level.alpha + 1e6 / level.bandwidth)
+    file = base.model_copy(update={"levels": m.file.levels})
+    assert type(file).model_validate(file.model_dump(mode="json")) == file
+
+
+def test_kernels_have_starts_and_measured_speeds_of_their_own() -> None:
+    base = find_machine("laptop").file
+    row = RateConfig(kernel="relu_forward", m=1000, n=8, k=1, rate=2e9)
+    compute = base.compute.model_copy(update={"table": (row,), "starts": {"relu_forward": 3e-6, "update": 1e-6}})
+    m = Machine(base.model_copy(update={"compute": compute}))
+    x = Operand("x0", (Index(1000, ("N",)), Index(8, ("C",))))
+    kernel = Kernel("relu_forward", (("N", 1000), ("C", 8)), (x,), (replace(x, value="y"),))
+    local = {"N": 1000, "C": 8}
+    assert kernel_seconds(m, kernel, local, "float32") == pytest.approx(2 * 4 * 8000 / 2e9 + 3e-6)
+    other = replace(kernel, name="tanh_forward")
+    assert kernel_seconds(m, other, local, "float32") == pytest.approx(2 * 4 * 8000 / 1e10 + base.compute.overhead)
+    assert m.update_seconds(1e6, 1, 4) == pytest.approx(5e6 / 1e10 + 4e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lbpar.calibrate import machine
+from lbpar.calibrate.links import MOVES
 from lbpar.config.engine import EngineConfig
 from lbpar.threads import node_cores
 from lbpar.transport.launch import connect
@@ -14,7 +15,7 @@ from tests.util.mpi import collective_assert
 @pytest.mark.mpi(min_size=2)
 def test_all_ranks_measure_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *_, last = machine.samples()  # a convolution, and a kernel that is no matrix product
-    monkeypatch.setattr(machine, "REPEATS", 1)
+    monkeypatch.setattr(machine, "ROUNDS", 2)
     monkeypatch.setattr(machine, "samples", lambda: [first, last])
     transport = connect()
     found = machine.machine_of("auto", EngineConfig(name="numpy", threads=1), transport)
@@ -25,6 +26,9 @@ def test_all_ranks_measure_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with collective_assert(transport):
         assert same, "ranks measured different machines"
         assert 0 < level.alpha < 1 and level.bandwidth > 1e6
+        sizes = {transport.grid.ways(transport.grid.axes[: i + 1]) for i in range(len(transport.grid.axes))}
+        assert {(m.kind, m.ways) for m in level.moves} == {(kind, ways) for kind in MOVES for ways in sizes}
+        assert found.file.notes["measured"]["ranks"] == transport.size
         assert (found.file.cores is not None) == shared
         assert counted == 0
     transport.close()
