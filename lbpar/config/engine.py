@@ -26,7 +26,7 @@ Threads = Annotated[int | Literal["auto"], Custom(_threads, f"`auto` or whole nu
 Maybe = Annotated[bool | Literal["auto"], Custom(_maybe, "`auto`, true or false")]
 
 WORKSPACE = 256 << 20
-"""Bytes that a product may take on a GPU beside its operands, where nothing else is said."""
+"""Bytes that a product may take on a GPU beside its operands, by default."""
 
 
 class EngineConfig(Section):

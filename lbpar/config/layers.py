@@ -43,7 +43,7 @@ Sources = Annotated[tuple[str, ...] | None, Custom(_sources, "name of a layer or
 
 
 class Layer(Section):
-    """What every layer may say. The fields of a kind are the options of its op: their defaults, ranges and meaning are said here only."""
+    """The fields that every layer has. Those of a kind are the options of its op; their defaults, ranges and meaning are given here only."""
 
     joins: ClassVar[bool] = False  # whether it takes several inputs
 
@@ -94,7 +94,7 @@ LAYERS: Kinds[Layer] = Kinds("op")
 
 @cache
 def _spreads(layer: type[Layer]) -> dict[str, Callable[[Any, int], Any]]:
-    """Options that are said per spatial dimension, and how one entry is made of them for each."""
+    """Options that are given per spatial dimension, and how one entry is made of them for each."""
     found: dict[str, Callable[[Any, int], Any]] = {}
     for name in layer.own():
         field = layer.model_fields[name]

@@ -10,7 +10,7 @@ from lbpar.config.section import Flag, Kinds, NonNegative, Positive, Section
 
 
 class Loss(Section):
-    """What every loss may say. Defaults, ranges and meaning of its options are said here only; the op has the same ones."""
+    """The base of all losses. Defaults, ranges and meaning of their options are given here only; the op has the same ones."""
 
     @property
     def kind(self) -> str:

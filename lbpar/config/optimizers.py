@@ -10,7 +10,7 @@ from lbpar.config.section import MOST, BelowOne, Flag, Kinds, NonNegative, Numbe
 
 
 class Optimizer(Section):
-    """What every update rule may say. Defaults, ranges and meaning of its options are said here only."""
+    """The fields that every update rule has. Defaults, ranges and meaning of options are given here only."""
 
     slots: ClassVar[tuple[str, ...]] = ()  # arrays of state, each like the parameter
 
@@ -100,7 +100,7 @@ AnyOptimizer = Annotated[Optimizer, OPTIMIZERS]
 
 
 class Schedule(Section):
-    """What every schedule may say."""
+    """The fields that every schedule has."""
 
     warmup_epochs: NonNegative = Field(
         default=0.0, le=MOST, description="Epochs over which the rate rises linearly; may be a fraction."

@@ -17,7 +17,7 @@ from lbpar.pieces import SMALL, Pieces, piece_size
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Wait, writes
 
 PREFETCH = 2
-"""Batches read ahead, where nothing else is said: the default of ``data.prefetch``."""
+"""Batches read ahead: the default of ``data.prefetch``."""
 
 LIBRARIES = 56 << 20
 """Bytes of compiled kernels, threads, the allocator's and Python's own objects, over what is there after the imports (measured: 40 to

@@ -201,7 +201,7 @@ class Layout:
         return any(d.window is not None for d in self.dims)
 
     def owns(self, rank: int) -> bool:
-        """Whether a rank is the first of those that hold its block; it speaks for the replicas."""
+        """Whether a rank is the first of those that hold its block; its values stand for those of all replicas."""
         coords = self.grid.coords(rank)
         return all(coords[a] == 0 for a in self.grid.axes if a not in self.shard_axes)
 

@@ -1,4 +1,4 @@
-"""What a GPU has and does: versions, kernels that compile, and speeds beside what the card can do. A part that fails is said, and the next begins."""
+"""What a GPU has and does: versions, kernels that compile, and speeds beside what the card can do. A part that fails is reported, and the next begins."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training: the executor, optimizers, schedules, metrics, checkpoints and the loop that ties them together."""
+"""Training: the loop, evaluation and prediction, schedules, metrics, and what a run directory holds."""

@@ -88,7 +88,7 @@ class EarlyStop:
 
 
 def watched_metric(train: training.TrainConfig, test: bool) -> str | None:
-    """The metric that says which weights are the best: as is said, that of early stop, or of the test data; None without any."""
+    """The metric that says which weights are the best: the one asked for, else that of early stop or of the test data; None without any."""
     if train.evaluate.watch is not None:
         return train.evaluate.watch
     if train.early_stop is not None:

@@ -1,4 +1,4 @@
-"""How arrays of devices travel between the ranks of a job: chosen by all ranks together, and said."""
+"""How arrays of devices travel between the ranks of a job: chosen by all ranks together, and logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run does besides training: who may write where, what is written when, and what is said."""
+"""What a training run does besides training: who may write where, what is written when, and what is printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start and end a job: which launcher started us, do the ranks reach each other, does one rank's failure end all.
+"""Start and end a job: do the ranks reach each other, does one rank's failure end all.
 
 A command line is ``sys.exit(run_main(main))``, and ``main`` gets its ranks from ``connect()``. Environment:
 

@@ -1,4 +1,4 @@
-"""Kernels that there are none of for CUDA yet: NumPy's, on copies in host memory. Right, and slow."""
+"""What has no CUDA kernel yet, by NumPy on copies in host memory: right, and slow."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def address_of(ffi: Any) -> Any:
 
 
 def dense(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """``a``, copied where it is not C-contiguous float32: oneDNN gets an address and believes it."""
+    """``a``, copied where it is not C-contiguous float32: oneDNN is given an address only."""
     if a.dtype == np.float32 and a.flags.c_contiguous:
         return a
     return np.ascontiguousarray(a, dtype=np.float32)
