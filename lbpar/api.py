@@ -32,6 +32,8 @@ from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.words import program_rows
+from lbpar.study.slice_figure import draw_slices
+from lbpar.study.slices import slices
 from lbpar.train import job
 from lbpar.train.directory import Resume, run_config
 from lbpar.train.evaluator import Evaluator
@@ -150,6 +152,16 @@ class Trained(Generic[E]):
     ) -> None:
         """The network's output in a file, written part by part; see `lbpar.train.evaluator.Evaluator.predict_to`. Collective."""
         self.trainer.predict_to(path, x, labels, overwrite)
+
+    def picture(self, path: str | Path, samples: Sequence[int] | None = None) -> None:
+        """Draw planes of test samples (default: of the first three): image, truth, prediction, difference. Collective.
+
+        Of volumes, the plane with most labels that are not 0; the prediction comes together of this plane only.
+        """
+        found = slices(self.trainer, samples)
+        with together(self.trainer.transport):
+            if found is not None:
+                draw_slices(found, path)
 
     def weights(self) -> dict[str, Array]:
         """All parameters and running statistics by name, whole on all ranks. Collective."""

@@ -36,18 +36,50 @@ def _restored(args: Any) -> Trained[Evaluator]:
 
 
 def evaluate(argv: Sequence[str] | None = None) -> int:
-    """Loss and accuracies on the run's test data. Collective over all ranks."""
-    p = _parser("evaluate", "Loss and accuracies on the test data of a run")
+    """Loss, accuracies and metrics on the run's test data. Collective over all ranks."""
+    p = _parser("evaluate", "Loss, accuracies and metrics on the test data of a run")
+    p.add_argument(
+        "--metrics", default="", metavar="A,B", help="also measure these (train.evaluate.metrics), as dice,confusion"
+    )
     p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument(
+        "--picture", metavar="FILE", help="draw slices: image, truth, prediction, difference (png, svg, pdf)"
+    )
+    p.add_argument("--samples", metavar="I,J", help="test samples of the picture (default: the first three)")
     args = p.parse_args(argv)
+    if args.metrics:
+        args.set.append(f"train.evaluate.metrics=[{args.metrics}]")
+    if args.samples and not all(i.isdecimal() for i in args.samples.split(",")):
+        raise ConfigError(f"--samples: got {args.samples!r}, expected numbers of test samples, as 0,3,5.")
     with _restored(args) as network:
         found = {"step": network.trainer.step, **network.evaluate()}
         if network.trainer.transport.rank == 0:
-            from lbpar.json_text import dumps
-            from lbpar.tables import short
-
-            print(dumps(found) if args.json else "  ".join(f"{k} {short(v)}" for k, v in found.items()), flush=True)
+            _say(found, args.json)
+        if args.picture:
+            network.picture(args.picture, [int(i) for i in args.samples.split(",")] if args.samples else None)
     return 0
+
+
+def _say(found: Mapping[str, Any], as_json: bool) -> None:
+    """Print what was measured: numbers in a line, what there is per class in a table."""
+    from lbpar.json_text import dumps
+    from lbpar.tables import print_table, short
+
+    if as_json:
+        print(dumps(found), flush=True)
+        return
+    per_class = {k: v for k, v in found.items() if isinstance(v, dict)}
+    print("  ".join(f"{k} {short(v)}" for k, v in found.items() if not isinstance(v, dict | list)), flush=True)
+    if per_class:
+        names = next(iter(per_class.values()))
+        print_table([{"class": c, **{k: v[c] for k, v in per_class.items()}} for c in names])
+    for name, rows in found.items():
+        if isinstance(rows, list):
+            print_table(
+                [[f"is {i}", *row] for i, row in enumerate(rows)],
+                ["", *(f"taken for {i}" for i in range(len(rows)))],
+                name,
+            )
 
 
 def predict(argv: Sequence[str] | None = None) -> int:
