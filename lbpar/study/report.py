@@ -8,17 +8,23 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import AUTO, RunConfig
+from lbpar.cost.kernel_time import item_bytes
+from lbpar.cost.moves import busiest
+from lbpar.cost.price import owner
 from lbpar.errors import ConfigError, Unsupported
 from lbpar.json_text import write_text
+from lbpar.papers.chen import least_elements
 from lbpar.plan.choose import PricedPlan, Settings
 from lbpar.plan.explain import layer_rows, step_numbers
 from lbpar.plan.picture import picture
 from lbpar.plan.resolve import optimizer_name, resolve_plan
+from lbpar.program.steps import Compute
 from lbpar.study import run_figures as draw
 from lbpar.study.measure import imbalance, parts_of
 from lbpar.study.page import figures, page, table
@@ -145,6 +151,7 @@ def _parts(
     yield f"<p>Imbalance: the slowest rank computes {100 * imbalance(each):.1f} % longer than the mean of {facts['procs']}.</p>"
     if traced["traceEvents"]:
         yield from _one_step(traced, rows if known else [])
+    yield from _least(priced, settings, traced["otherData"].get("bytes", ()))
     yield "<h2>Environment</h2>"
     yield table(("", ""), _environment(facts))
     yield f"<h2>Run file</h2><pre>{html.escape((out / 'run.yaml').read_text(encoding='utf-8'))}</pre>"
@@ -194,6 +201,44 @@ def bytes_rows(ranks: Sequence[Facts]) -> tuple[list[list[str]], list[bool]]:
         rows.append([kind, f"{sum(a for a, _ in pairs):,}", model, ", ".join(odd) or "none"])
         marks.append(bool(odd))
     return rows, marks
+
+
+def _least(priced: PricedPlan, settings: Settings, ranks: Sequence[Facts]) -> Iterator[str]:
+    """Bytes of convolutions beside the least that any even split of them sends."""
+    rows = bound_rows(priced, settings)
+    if priced.plan.grid.size == 1 or not rows:
+        return
+    sent, least = sum(r[1] for r in rows), sum(r[2] for r in rows)
+    counted = max((sum(r["counted"].values()) for r in ranks), default=0)
+    yield "<h2>Bytes of convolutions beside the least possible</h2>"
+    yield (
+        "<p>The lower bound holds for one of a layer's three products, on processes that share work and arrays evenly (Chen et al., PASC 2022); "
+        "a step has all three, and sums of weight gradients besides.</p>"
+    )
+    each = [[name, f"{a:,}", f"{b:,}", f"{a / b:.1f}" if b else ""] for name, a, b in rows]
+    total = ["all", f"{sent:,}", f"{least:,}", f"{sent / least:.1f}" if least else ""]
+    yield table(("layer", "sent by the busiest rank", "lower bound", "ratio"), [*each, total])
+    if counted:
+        yield f"<p>In the traced step the busiest rank sent {human_bytes(counted)} for all layers together, as counted.</p>"
+
+
+def bound_rows(priced: PricedPlan, settings: Settings) -> list[tuple[str, int, int]]:
+    """Of every convolution: bytes that the busiest rank of each of its moves sends in a step, and the lower bound."""
+    program, procs, out = priced.program, priced.plan.grid.size, []
+    sent: dict[str, int] = {}
+    for s in program.moves:
+        size = busiest(s.move).elements * item_bytes(program.buffers[s.src].dtype, settings.dtype)
+        sent[s.node] = sent.get(s.node, 0) + (0 if s.move.kind == "slice" else size)
+    for step in program.steps:
+        windows = dict(step.kernel.attrs).get("windows") if isinstance(step, Compute) else None
+        if isinstance(step, Compute) and step.kernel.product == "forward" and windows:
+            operands = (*step.kernel.reads[:2], step.kernel.writes[-1])
+            arrays = [prod(i.extent for i in o.dims) for o in operands]
+            updates = step.kernel.flops / 2
+            least = least_elements(updates, arrays, [w.kernel for w in windows], [w.stride for w in windows], procs)
+            layer = owner(step, program)
+            out.append((layer, sent.get(layer, 0), round(least * item_bytes(None, settings.dtype))))
+    return out
 
 
 def layer_seconds(events: Sequence[Facts]) -> dict[str, float]:

@@ -8,14 +8,16 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lbpar.papers.chen import least_elements
 from lbpar.plan.explain import step_numbers
 from lbpar.study.__main__ import main
-from lbpar.study.report import PAGE, _expected, after_run, bytes_rows, layer_seconds, write_report
+from lbpar.study.report import PAGE, _expected, after_run, bound_rows, bytes_rows, layer_seconds, write_report
 from lbpar.train import job
 from lbpar.train.directory import run_config
 from lbpar.train.setup import build_graph, build_plan
@@ -27,6 +29,7 @@ from tests.util.training import PLANS, run_file
 pytest.importorskip("matplotlib")
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 TITLES = ["Loss and accuracy", "The plan", "Where a step's time went", "Timeline of step 5", "Bytes sent in step 5"]
+TITLES += ["Bytes of convolutions beside the least possible"]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 
@@ -108,6 +111,24 @@ def test_counted_bytes_are_the_models_rank_by_rank(run: Path) -> None:
     settings, priced, _ = _expected(run, config, 4, None)
     priced = step_numbers(priced, settings.batch)["bytes"]
     assert 0 < max(sum(r["model"].values()) for r in facts["bytes"]) <= priced
+
+
+def test_bytes_of_convolutions_lie_beside_the_least_possible(run: Path) -> None:
+    config = run_config(run, 4)
+    settings, priced, _ = _expected(run, config, 4, None)
+    rows = bound_rows(priced, settings)
+    convolutions = [n.name for n in settings.graph.ops if n.op.kind == "conv"]
+    assert [r[0] for r in rows] == convolutions
+    name, sent, least = rows[0]
+    shapes = settings.graph.shapes(settings.batch)
+    x, y = shapes[settings.graph[name].inputs[0]], shapes[name]
+    w = settings.graph.params()[f"{name}.weight"].shape
+    updates = prod(y) * prod(w[1:])
+    taps, strides = w[1:-1], (1,) * len(w[1:-1])
+    assert least == round(4 * least_elements(updates, [prod(x), prod(w), prod(y)], taps, strides, 4))
+    busiest_of_all = sum(r[1] for r in rows)
+    assert 0 < busiest_of_all <= step_numbers(priced, settings.batch)["bytes"]
+    assert f"<td>{name}</td><td>{sent:,}</td><td>{least:,}</td>" in (run / PAGE).read_text(encoding="utf-8")
 
 
 def test_a_difference_in_bytes_is_marked_with_its_ranks() -> None:

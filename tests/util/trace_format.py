@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,25 @@ def read_trace(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert content["displayTimeUnit"] in ("ms", "ns")
     for event in content["traceEvents"]:
         check_event(event)
+    check_nesting(content["traceEvents"])
     return content["traceEvents"], content["otherData"]
+
+
+def check_nesting(events: Iterable[Mapping[str, Any]]) -> None:
+    """Complete events of one row lie inside or beside each other: viewers stack them, and cut off what reaches out of another one."""
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in events:
+        if e["ph"] == "X":
+            rows.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for row, spans in rows.items():
+        ends: list[float] = []
+        for start, end in sorted(spans, key=lambda s: (s[0], -s[1])):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or end <= ends[-1] + 1e-3, (
+                f"row {row}: {start} to {end} reaches out of what ends at {ends[-1]}"
+            )
+            ends.append(end)
 
 
 def check_event(event: Mapping[str, Any]) -> None:
