@@ -37,6 +37,7 @@ from lbpar.plan.picture import draw
 from lbpar.plan.report import print_report
 from lbpar.plan.resolve import optimizer_name, resolve_plan
 from lbpar.streams import standard_streams
+from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds, nearest, shorten
 
 
@@ -310,8 +311,7 @@ def _pase(args: argparse.Namespace) -> int:
         )
     found = price_pase(args.model, args.batch, args.procs)
     text = f"{found['model']}, batch {found['batch']}, {found['procs']} processes, cost model of PaSE's prototype: {found['total']:.11e} operations ({human_seconds(found['seconds'])}), data parallel {found['data_parallel']['ratio']:.2f} times as much"
-    rows = [f"  {r['name']:24s} {r['configuration']}" for r in found["layers"]]
-    return _emit(found, [text, *rows], args)
+    return _emit(found, args, {text: [(r["name"], r["configuration"]) for r in found["layers"]]})
 
 
 def _gholami(args: argparse.Namespace) -> int:
@@ -328,20 +328,18 @@ def _gholami(args: argparse.Namespace) -> int:
         raise ConfigError("--cost gholami: no network was given; give --model or --config.")
     found = price_gholami(layer_records(load_graph(section)), args.batch, grid, args.procs)
     text = f"{args.model or args.config}, batch {args.batch}, grid {found['grid'][0]}x{found['grid'][1]}, equation ({found['equation']}): communication {human_seconds(found['step']['total'])} a step, {found['batch_parallel_ratio']:.2f} times less than pure batch parallelism"
-    rows = [f"  {r['name']:32s} {human_seconds(r['total'])}" for r in found["layers"]]
-    rows += [
-        "grids, cheapest first:",
-        *(f"  {g['grid'][0]}x{g['grid'][1]}: {human_seconds(g['step'])}" for g in found["grids"]),
-    ]
-    return _emit(found, [text, *rows], args)
+    grids = [("x".join(map(str, g["grid"])), human_seconds(g["step"])) for g in found["grids"]]
+    layers = [(r["name"], human_seconds(r["total"])) for r in found["layers"]]
+    return _emit(found, args, {text: layers, "grids, cheapest first": grids})
 
 
-def _emit(found: dict[str, Any], lines: Sequence[str], args: argparse.Namespace) -> int:
+def _emit(found: dict[str, Any], args: argparse.Namespace, tables: Mapping[str, Sequence[Sequence[object]]]) -> int:
     text = json.dumps(found, indent=2)
     if args.json == "-":
         print(text)
         return 0
-    print("\n".join(lines))
+    for title, rows in tables.items():
+        print_table(rows, title=title)
     if args.json:
         write_output(args.json, text + "\n", "the report")
     return 0

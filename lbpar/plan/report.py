@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from lbpar.program.words import tally
 from lbpar.tables import print_table
 from lbpar.terminal import is_terminal, screen
 from lbpar.text import human_bytes, human_seconds
@@ -56,16 +57,12 @@ def _printer() -> Callable[..., None]:
 
 
 def _layer(r: dict[str, Any]) -> dict[str, Any]:
-    kinds: dict[str, int] = {}
-    for c in r["collectives"]:
-        key = f"{c['kind']}({c['group']})"
-        kinds[key] = kinds.get(key, 0) + 1
     rival = r["runner_up"]
     return {
         "layer": r["layer"],
         "op": r["op"],
         "grid": r["words"],
-        "collectives (processes)": ", ".join(f"{n}× {k}" if n > 1 else k for k, n in kinds.items()),
+        "collectives (processes)": tally(f"{c['kind']}({c['group']})" for c in r["collectives"]),
         "sent": human_bytes(r["bytes"]) if r["bytes"] else "",
         "moves": human_seconds(r["communication_seconds"]) if r["collectives"] else "",
         "compute": human_seconds(r["compute_seconds"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,11 @@ def _order(item: tuple[str, int]) -> int:
     return list("NDHWGFC").index(item[0])
 
 
+def tally(names: Iterable[str]) -> str:
+    """``2× allreduce(4), halo(2)``: each name once, in order of appearance."""
+    return ", ".join(f"{n}× {k}" if n > 1 else k for k, n in Counter(names).items())
+
+
 def itemsize(program: Program, step: Start, dtype: np.dtype, activations: np.dtype | None = None) -> int:
     """Bytes per element of what a move carries: ``dtype`` of parameters and their gradients, and of ``activations`` unless given."""
     kind, name = program.buffers[step.src].dtype, step.src.partition("@")[0]
@@ -45,20 +50,14 @@ def program_rows(program: Program, rank: int, dtype: np.dtype) -> list[dict[str,
     """One row per layer: name, op, grid, collectives with their group sizes, bytes that ``rank`` sends per step."""
     rows = []
     for node in program.graph.ops:
-        kinds: Counter[str] = Counter()
-        total = 0
-        for step in program.moves:
-            if step.node == node.name and step.move.kind != "slice":
-                kinds[f"{step.move.kind}({program.plan.grid.ways(step.move.axes)})"] += 1
-                total += sent_bytes(program, step, rank, dtype)
-        names = ", ".join(f"{n}× {k}" if n > 1 else k for k, n in kinds.items())
+        moves = [s for s in program.moves if s.node == node.name and s.move.kind != "slice"]
         rows.append(
             {
                 "layer": node.name,
                 "op": node.op.kind,
                 "grid": grid_words(program.plan[node.name], program.plan.grid),
-                "collectives": names,
-                "bytes/step": total,
+                "collectives": tally(f"{s.move.kind}({program.plan.grid.ways(s.move.axes)})" for s in moves),
+                "bytes/step": sum(sent_bytes(program, s, rank, dtype) for s in moves),
             }
         )
     return rows

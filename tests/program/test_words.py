@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.program.words import grid_words, program_rows
+from lbpar.program.words import grid_words, program_rows, tally
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.trainer import Trainer
 from lbpar.transport.virtual import VirtualWorld
@@ -39,3 +39,8 @@ def test_words():
     assert grid_words(plan["pool"], plan.grid) == "channels 6"
     config = run_file()
     assert grid_words({}, build_plan(config, build_graph(config), 1).grid) == "not split"
+
+
+def test_a_tally_names_each_once_in_order():
+    assert tally(["halo(2)", "allreduce(4)", "halo(2)"]) == "2× halo(2), allreduce(4)"
+    assert tally([]) == ""
