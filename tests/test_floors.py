@@ -131,7 +131,6 @@ def test_no_two_modules_import_each_other() -> None:
 
 TESTED = ["layout", "program", "cost", "solver", "plan", "runtime"]
 UNTESTED = {
-    *("program/pipeline", "runtime/optim/loss_scale"),
     *(f"plan/{m}" for m in ("assign", "explain", "fusions", "group", "picture", "pricing", "report", "strategies")),
 }
 """Modules whose tests lie under other names still."""

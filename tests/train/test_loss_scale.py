@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lbpar.config.training import LossScale
-from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
-from lbpar.errors import ConfigError, TrainingError
+from lbpar.errors import ConfigError
 from lbpar.graph.ops.losses import LOSSES
-from lbpar.layout.grid import Grid
-from lbpar.runtime.optim.loss_scale import Scaler
-from lbpar.runtime.worker import sum_over_ranks
 from lbpar.train.trainer import Trainer
-from lbpar.transport.base import Transport
-from lbpar.transport.virtual import VirtualWorld
 from tests.checkpoint.test_saving import first_part, rest
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
@@ -93,32 +86,6 @@ def test_an_update_that_overflows_is_left_out_on_all_ranks(plan: str) -> None:
     ran = train(run_file([*changes, *parallel]), procs, job)
     assert ran.records[-1]["skipped"] > 0
     assert all(s["scales"] == seen[0]["scales"] for s in seen)
-
-
-def test_a_single_ranks_overflow_is_everybodys() -> None:
-    world = VirtualWorld(Grid((3,)))
-
-    def one(transport: Transport) -> tuple[bool, float]:
-        scaler = Scaler(LossScale(), NumpyEngine("float32"), sum_over_ranks(transport))
-        grads = {"w": np.full(4, 65536.0, np.float32)}
-        if transport.rank == 1:
-            grads["w"][2] = np.inf
-        return scaler.unscale(grads), scaler.scale
-
-    assert world.run(one) == [(False, 32768.0)] * 3
-
-
-def test_the_scale_grows_after_a_while_and_falls_at_once() -> None:
-    scaler = Scaler(LossScale(start=8, interval=2, most=32), NumpyEngine("float32"), lambda v: v)
-    scales = []
-    for finite in (True, True, True, False, True, True, True, True, True, True, True, True):
-        scaler.update(finite)
-        scales.append(scaler.scale)
-    assert scales == [8, 16, 16, 8, 8, 16, 16, 32, 32, 32, 32, 32]
-    assert scaler.skipped == 1
-    with pytest.raises(TrainingError, match=r"gradients are not finite even with a loss scale of 6\.1"):
-        for _ in range(30):
-            scaler.update(False)
 
 
 def test_the_scale_is_part_of_a_checkpoint(tmp_path: Path) -> None:
