@@ -62,17 +62,18 @@ def measure_compute(
     rounds : int
         Runs of each program; every kernel's median counts.
     """
+    halves = engine.activations.itemsize == 2
     samples = list(run_samples(engine, programs, rounds))
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for s in samples:
         by_name[s.kernel.name].append(s)
-    tiny = {name: [s.seconds for s in of if touched(s.kernel, s.local, dtype) <= TINY] for name, of in by_name.items()}
+    tiny = {name: [s.seconds for s in of if touched(s.kernel, s.local, dtype, halves) <= TINY] for name, of in by_name.items()}
     starts = {name: median(seconds) for name, seconds in tiny.items() if seconds}
     overhead = median(starts.values()) if starts else 0.0
     rates = _merged(
-        _rate(s, starts.get(s.kernel.name, overhead), dtype)
+        _rate(s, starts.get(s.kernel.name, overhead), dtype, halves)
         for of in by_name.values()
-        for s in [s for s in of if touched(s.kernel, s.local, dtype) > TINY] or of
+        for s in [s for s in of if touched(s.kernel, s.local, dtype, halves) > TINY] or of
     )
     copy, (starts["update"], update) = copy_speed(engine, rounds), update_speed(engine, rounds)
     found = ComputeConfig(
@@ -83,6 +84,7 @@ def measure_compute(
         starts=starts,
         table=rates,
         speeds={"update": update},
+        half_arrays=halves,
         source=f"measured: kernels of engine {engine.name}, medians of {rounds} runs at most, in which networks take turns; "
         f"starts on arrays of at most {TINY} B",
     )
@@ -97,9 +99,9 @@ def _merged(rates: Iterable[RateConfig]) -> tuple[RateConfig, ...]:
     return tuple(of[0].model_copy(update={"rate": median(r.rate for r in of)}) for of in found.values())
 
 
-def _rate(s: Sample, start: float, dtype: str) -> RateConfig:
+def _rate(s: Sample, start: float, dtype: str, halves: bool) -> RateConfig:
     shape = matrix_shape(s.kernel, s.local)
-    work = float(flops(s.kernel, s.local) if shape else touched(s.kernel, s.local, dtype))
+    work = float(flops(s.kernel, s.local) if shape else touched(s.kernel, s.local, dtype, halves))
     m, n, k = (max(1, int(v)) for v in shape or (*rows_and_channels(s.local), 1))
     rate = max(1.0, work / max(s.seconds - start, s.seconds / 4))
     name, window = (plain_name(s.kernel.name), taps(s.kernel)) if shape else (s.kernel.name, 1)

@@ -70,3 +70,9 @@ class EngineConfig(Section):
         description="How messages progress while kernels run: tested after each kernel, by a thread, or only when started "
         "and waited for (block); auto is block where all ranks have cores of their own on one node, else test.",
     )
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What plans know of it: whether interiors of convolutions are computed while halos are under way, and room for products."""
+        gpu = self.name == "cupy"
+        return {"rims": gpu, "workspace": self.workspace if gpu else 0}

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from lbpar.config.output import write_output
 from lbpar.config.report import check
-from lbpar.config.section import Bytes, Count, LongText, Number, Section, Text
+from lbpar.config.section import Bytes, Count, Flag, LongText, Number, Section, Text
 from lbpar.config.yaml_text import dump_yaml, read_yaml
 
 Latency = Literal["log", "ring", "tree"]
@@ -114,6 +114,10 @@ class ComputeConfig(Section):
     speeds: dict[str, PerSecond] = Field(
         default_factory=dict,
         description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`, and `update`, the optimizer's step; others run at `memory_bandwidth`.",
+    )
+    half_arrays: Flag = Field(
+        default=False,
+        description="Activations of half types take two bytes, as on GPUs; else they are only multiplied in that type.",
     )
     source: LongText = Field(description="Where the numbers come from.")
 

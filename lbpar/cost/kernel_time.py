@@ -14,12 +14,26 @@ from lbpar.graph.loops import Index, Kernel, Operand
 from lbpar.layout.cuts import pick
 from lbpar.layout.grid import Axes, Grid
 
-# bfloat16 is the type in which products multiply: arrays and messages are float32.
-ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "bfloat16": 4, "float16": 2, "int32": 4}
+ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "int32": 4}
+HALF_TYPES = ("bfloat16", "float16")
+_PARAMETERS = frozenset({"weight", "bias", "dweight", "dbias"})
 
 
-def item_bytes(dtype: str | None, network: str) -> int:
-    """Bytes per element; ``None`` stands for the network's type."""
+def item_bytes(dtype: str | None, network: str, halves: bool, parameters: bool = False) -> int:
+    """Bytes per element.
+
+    Parameters
+    ----------
+    dtype : str, optional
+        None stands for the network's type.
+    network : str
+    halves : bool
+        Activations are held in a half type, and not only multiplied in it.
+    parameters : bool
+        They and their gradients stay float32 where the network's type is a half type.
+    """
+    if dtype is None and network in HALF_TYPES:
+        return 2 if halves and not parameters else 4
     return ITEM[dtype or network]
 
 
@@ -50,10 +64,13 @@ def flops(kernel: Kernel, local: Mapping[str, Many]) -> Many:
     return kernel.flops * prod((local[loop] / max(1, e) for loop, e in kernel.loops), start=1.0)
 
 
-def touched(kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
+def touched(kernel: Kernel, local: Mapping[str, Many], dtype: str, halves: bool = False) -> Many:
     """Bytes of a block's operands."""
     extents = dict(kernel.loops)
-    return sum(local_size(o, local, extents) * item_bytes(o.dtype, dtype) for o in (*kernel.reads, *kernel.writes))
+    return sum(
+        local_size(o, local, extents) * item_bytes(o.dtype, dtype, halves, o.value in _PARAMETERS)
+        for o in (*kernel.reads, *kernel.writes)
+    )
 
 
 def active_processes(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Many:
@@ -68,7 +85,7 @@ def active_processes(kernel: Kernel, ways: Mapping[str, Many], procs: int) -> Ma
 def kernel_seconds(machine: Machine, kernel: Kernel, local: Mapping[str, Many], dtype: str) -> Many:
     """Seconds of a kernel on a block: arithmetic or memory, whichever takes longer, and the start."""
     c = machine.file.compute
-    moved, start = touched(kernel, local, dtype), c.starts.get(kernel.name, c.overhead)
+    moved, start = touched(kernel, local, dtype, c.half_arrays), c.starts.get(kernel.name, c.overhead)
     shape = matrix_shape(kernel, local)
     if shape is None:
         speed = machine.measured_rate(kernel.name, (*rows_and_channels(local), 1, 1), dtype)

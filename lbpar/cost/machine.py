@@ -156,6 +156,11 @@ class Machine:
         """Seconds to read and write so many bytes in the device's memory."""
         return 2 * size / self.file.compute.memory_bandwidth
 
+    @property
+    def half_arrays(self) -> bool:
+        """Whether activations of half types take two bytes."""
+        return self.file.compute.half_arrays
+
     def update_seconds(self, size: Many, slots: int, count: int = 1) -> Many:
         """Seconds of the optimizer's step on ``count`` parameters of ``size`` bytes in all, with so many arrays of state: all are read,
         and all but the gradient are written."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lbpar.cost.kernel_time import item_bytes
+from lbpar.cost.kernel_time import HALF_TYPES
 from lbpar.cost.moves import busiest
-from lbpar.cost.price import SLOTS, local_bytes
+from lbpar.cost.price import SLOTS, item_of, local_bytes
 from lbpar.graph.graph import TARGET
 from lbpar.pieces import SMALL, Pieces, piece_size
 from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Wait, writes
@@ -45,7 +45,7 @@ class Memory:
     reading : int
         Batches read ahead, the one that is being read, and its values as they are stored.
     overhead : int
-        Free pieces between arrays in the engine's arena, operands converted to a lower type, libraries.
+        Free pieces between arrays in the engine's arena, operands converted to a lower type, workspace, libraries.
     peak : int
         The largest sum.
     where : str
@@ -102,16 +102,28 @@ class _Arena:
             self._pieces.give(*self._taken.pop(name))
 
 
-def _converted(program: Program, dtype: str) -> int:
-    """Bytes of operands in the type in which products multiply, where that is not the type of arrays: kept for the largest
-    convolution, once as it was given and twice as kernels arrange it (measured with oneDNN 3.2, bfloat16)."""
-    if dtype != "bfloat16":
+def _converted(program: Program, dtype: str, halves: bool) -> int:
+    """Bytes of operands in the type in which products multiply, where that is not the type of arrays.
+
+    Where activations are held in that type these are the weights of one product, or a gradient of weights before it is widened. Else
+    kept for the largest convolution, once as it was given and twice as kernels arrange it (measured with oneDNN 3.2, bfloat16).
+    """
+    if dtype not in HALF_TYPES:
         return 0
+    if halves:
+        return max((local_bytes(program, p, dtype, halves) // 2 for p in program.params), default=0)
     products = [s.reads for s in program.steps if isinstance(s, Compute) and s.kernel.name.startswith(_PRODUCTS)]
-    return 3 * max((sum(local_bytes(program, b, dtype) for b in reads) // 2 for reads in products), default=0)
+    return 3 * max((sum(local_bytes(program, b, dtype, halves) for b in reads) // 2 for reads in products), default=0)
 
 
-def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum", prefetch: int = PREFETCH) -> Memory:
+def memory(
+    program: Program,
+    dtype: str = "float32",
+    optimizer: str = "momentum",
+    prefetch: int = PREFETCH,
+    halves: bool = False,
+    workspace: int = 0,
+) -> Memory:
     """Peak memory of one rank.
 
     Parameters
@@ -124,8 +136,12 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
         A key of `lbpar.cost.price.SLOTS`.
     prefetch : int
         Batches read ahead (``data.prefetch``).
+    halves : bool
+        Activations of half types take two bytes.
+    workspace : int
+        Most bytes that a product takes beside its operands.
     """
-    sizes = {name: local_bytes(program, name, dtype) for name in program.buffers}
+    sizes = {name: local_bytes(program, name, dtype, halves) for name in program.buffers}
     weights = sum(sizes[p] for p in program.params)
     grads = {s for step in program.steps for s in getattr(step, "grads", ())}
     trained = [p for step in program.steps for p in getattr(step, "params", ())]
@@ -144,7 +160,7 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
     for step in program.steps:
         if isinstance(step, Start):
             if step.move.kind != "slice":
-                item = item_bytes(program.buffers[step.src].dtype, dtype)
+                item = item_of(program, step.src, dtype, halves)
                 sent = busiest(step.move).elements * item
                 buffer = sent if step.move.kind != "allreduce" else 0 if step.donate else sizes[step.src]
                 busy[step.dst] = buffer
@@ -187,6 +203,6 @@ def memory(program: Program, dtype: str = "float32", optimizer: str = "momentum"
     reading = (prefetch + 1) * batch + raw
     spread = program.plan.grid.size > 1
     between = max(0, arena.used + batch - peak)
-    overhead = between + _converted(program, dtype) + LIBRARIES + spread * MESSAGES
+    overhead = between + _converted(program, dtype, halves) + workspace + LIBRARIES + spread * MESSAGES
     total = peak + weights + state + reading + overhead
     return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, top)

@@ -22,6 +22,7 @@ from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.interior import interior_share
 from lbpar.layout.layout import Layout
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
+from lbpar.program.words import of_parameters
 
 #: Arrays that an optimizer keeps per parameter, besides the parameter and its gradient.
 SLOTS = {"sgd": 0, "momentum": 1} | {k: len(s.slots) for k, s in OPTIMIZERS.sections.items() if k != "sgd"}
@@ -128,7 +129,7 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
     optimizer : str
         A key of `SLOTS`.
     """
-    moves = [(m.move, item_bytes(program.buffers[m.src].dtype, dtype)) for m in program.moves]
+    moves = [(m.move, item_of(program, m.src, dtype, machine.half_arrays)) for m in program.moves]
     move_prices(machine, program.plan.grid).of_moves(moves)  # all at once, which is faster
     return Price(tuple(_step(s, program, machine, dtype, optimizer) for s in program.steps))
 
@@ -140,23 +141,23 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
             seconds, work = _kernel(step.kernel, program.plan.grid, op_grid, machine, dtype)
             return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
         case Start():
-            item = item_bytes(program.buffers[step.src].dtype, dtype)
+            item = item_of(program, step.src, dtype, machine.half_arrays)
             seconds, sent, messages = move_price(step.move, item, machine)
             group = step.move.src.grid.ways(step.move.axes)
             return StepPrice(step.move.kind, step.node, step.phase, seconds, sent, messages, 0.0, group, step.dst)
         case StartMany():
             return _many(step, program, machine, dtype)
         case Sum():
-            size = local_bytes(program, step.dst, dtype)
+            size = local_bytes(program, step.dst, dtype, machine.half_arrays)
             node = step.dst.split(":")[0]
             return StepPrice("sum", node, step.phase, machine.copy_seconds(size) * len(step.srcs) / 2, what=step.dst)
         case Accumulate():
-            size = local_bytes(program, step.grad, dtype)
+            size = local_bytes(program, step.grad, dtype, machine.half_arrays)
             return StepPrice(
                 "sum", step.param.rsplit(".", 1)[0], step.phase, machine.copy_seconds(size), what=step.grad
             )
         case Update():
-            size = sum(local_bytes(program, p, dtype) for p in step.params)
+            size = sum(local_bytes(program, p, dtype, machine.half_arrays) for p in step.params)
             procs = program.plan.grid.size
             seconds = float(
                 machine.update_seconds(size, SLOTS[optimizer], len(step.params))
@@ -186,7 +187,7 @@ def _kernel(
 def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> StepPrice:
     """Several allreduces in one message: one latency, all their bytes. Nothing is copied: gradients are written where they are sent from."""
     first = step.starts[0].move
-    grid, item = first.src.grid, item_bytes(program.buffers[step.starts[0].src].dtype, dtype)
+    grid, item = first.src.grid, item_of(program, step.starts[0].src, dtype, machine.half_arrays)
     p = grid.ways(first.axes)
     n = sum(layout_size(s.move.src) for s in step.starts)
     most = allreduce_volume(n, p)
@@ -208,7 +209,11 @@ def layout_size(layout: Layout) -> int:
     return prod(longest(d, layout.grid) for d in layout.dims)
 
 
-def local_bytes(program: Program, buffer: str, dtype: str) -> int:
+def item_of(program: Program, buffer: str, dtype: str, halves: bool) -> int:
+    """Bytes of an element of a buffer in a network of some type; ``halves`` as for `item_bytes`."""
+    return item_bytes(program.buffers[buffer].dtype, dtype, halves, of_parameters(buffer))
+
+
+def local_bytes(program: Program, buffer: str, dtype: str, halves: bool) -> int:
     """Bytes of a buffer on the rank with the largest block."""
-    b = program.buffers[buffer]
-    return layout_size(b.layout) * item_bytes(b.dtype, dtype)
+    return layout_size(program.buffers[buffer].layout) * item_of(program, buffer, dtype, halves)

@@ -117,6 +117,7 @@ class Settings:
     optimizer: str
     prefetch: int = PREFETCH
     rims: bool = False
+    workspace: int = 0
     known: list[PricedPlan] = field(default_factory=list)
 
     def priced(self, name: str, plan: Plan) -> PricedPlan:
@@ -126,7 +127,7 @@ class Settings:
                 return replace(o, name=name)
         program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES, rims=self.rims)
         cost = price(program, self.machine, self.dtype, self.optimizer)
-        held = memory(program, self.dtype, self.optimizer, self.prefetch)
+        held = memory(program, self.dtype, self.optimizer, self.prefetch, self.machine.half_arrays, self.workspace)
         self.known.append(PricedPlan(name, plan, program, cost, held, simulate(program, cost, self.machine)))
         return self.known[-1]
 
@@ -142,6 +143,7 @@ def choose_plan(
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
     rims: bool = False,
+    workspace: int = 0,
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]] | None = None,
     compare: bool = True,
     most_axes: int = MOST_AXES,
@@ -166,6 +168,8 @@ def choose_plan(
         Batches read ahead.
     rims : bool
         Interiors of convolutions are computed while halos are under way (`lbpar.program.rims`).
+    workspace : int
+        Most bytes that a product takes beside its operands.
     layers : mapping, optional
         Grids that are given: layer to ways (or axes) per loop.
     compare : bool
@@ -187,7 +191,7 @@ def choose_plan(
     fixed = {name: assign(f"parallel.layers.{name}", ways, grid) for name, ways in (layers or {}).items()}
     pricing = Pricing(machine, grid, dtype, optimizer)
     tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
-    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch, rims)
+    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch, rims, workspace)
     found = [_search(settings, tables, grid, memory_limit, 0.0, fixed)]
     if compare and machine.file.overlap > 0:
         found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))

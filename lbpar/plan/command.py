@@ -205,7 +205,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         "dtype": job.dtype,
         "optimizer": job.optimizer,
         "prefetch": job.prefetch,
-        "rims": job.engine.name == "cupy",
+        **job.engine.planned,
         "most_axes": args.axes,
     }
     if job.strategy == "auto":
@@ -214,7 +214,7 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         ParallelConfig, {"strategy": job.strategy, "layers": {k: dict(v) for k, v in job.layers.items()}}, "--strategy"
     )
     plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
-    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, options["rims"])
+    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, **job.engine.planned)
     given = settings.priced(job.strategy, plan)
     options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
     choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)

@@ -143,12 +143,16 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
     for p in program.params:
         owner = p.rpartition(".")[0]
         copies = 1 if ".running_" in p else 2 + SLOTS[choice.optimizer]
-        stored[owner] = stored.get(owner, 0) + copies * local_bytes(program, p, choice.dtype)
+        stored[owner] = stored.get(owner, 0) + copies * local_bytes(
+            program, p, choice.dtype, choice.machine.half_arrays
+        )
     outputs: dict[str, int] = {}
     for b in program.buffers:
         owner, _, value = b.split("@")[0].rpartition(":")
         if value == "y":
-            outputs[owner] = max(outputs.get(owner, 0), local_bytes(program, b, choice.dtype))
+            outputs[owner] = max(
+                outputs.get(owner, 0), local_bytes(program, b, choice.dtype, choice.machine.half_arrays)
+            )
     rows = []
     for node in program.graph.ops:
         op_grid = o.plan[node.name]

@@ -24,6 +24,7 @@ from lbpar.program.lowering import Copy, Lowering
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute
+from lbpar.program.words import of_parameters
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Group(Lowering):
 
     def move(self, move, src, node):  # type: ignore[no-untyped-def, override]
         dtype = self.buffers[src].dtype
-        seconds = self.pricing.seconds(move.src, move.transitions, dtype)
+        seconds = self.pricing.seconds(move.src, move.transitions, dtype, of_parameters(src))
         self.crosses[src] = self.crosses.get(src, False) | (move.transitions > 0)
         if ":grad" in src or (self.phase == "update" and move.kind == "allreduce"):
             axes = move.src.partial & ~move.dst.partial
@@ -127,7 +128,7 @@ class Group(Lowering):
     def bytes(self, buffer: str) -> Floats:
         """Bytes of a buffer on the rank with the largest block."""
         b = self.buffers[buffer]
-        return self.pricing.bytes(b.layout, b.dtype)
+        return self.pricing.bytes(b.layout, b.dtype, of_parameters(buffer))
 
     def memory(self, spared: set[str]) -> Floats:
         """Bytes that stay until the backward pass, but for ``spared`` buffers; parameters and their companions included."""

@@ -35,9 +35,9 @@ class Pricing:
         """Whether there are more processes than cores."""
         return bool(self.machine.oversubscription(self.grid.size, self.grid.size) > 1)
 
-    def item(self, dtype: str | None = None) -> int:
+    def item(self, dtype: str | None = None, parameters: bool = False) -> int:
         """Bytes per element."""
-        return item_bytes(dtype, self.dtype)
+        return item_bytes(dtype, self.dtype, self.machine.half_arrays, parameters)
 
     def kernel(self, kernel: Kernel, op_grids: OpGrids) -> Floats:
         """Seconds of a kernel on the largest block that each op grid gives."""
@@ -49,21 +49,23 @@ class Pricing:
             seconds = seconds * machine.oversubscription(active_processes(kernel, ways, procs), procs)
         return seconds
 
-    def seconds(self, layouts: Layouts, transitions: Ints, dtype: str | None = None) -> Floats:
+    def seconds(
+        self, layouts: Layouts, transitions: Ints, dtype: str | None = None, parameters: bool = False
+    ) -> Floats:
         """Seconds of numbered transitions of a tensor."""
-        return self.moves.seconds(layouts.shape, self.item(dtype), transitions)
+        return self.moves.seconds(layouts.shape, self.item(dtype, parameters), transitions)
 
     def table(self, src: Layouts, dst: Layouts) -> Floats:
         """Seconds from each of some layouts to each of others."""
         return self.seconds(src, self.moves.between(src.numbers[:, None], dst.numbers[None, :]))
 
-    def bytes(self, layouts: Any, dtype: str | None = None) -> Any:
+    def bytes(self, layouts: Any, dtype: str | None = None, parameters: bool = False) -> Any:
         """Bytes on the rank with the largest block."""
-        return self.moves.volumes.size(layouts.shape, layouts.dims) * self.item(dtype)
+        return self.moves.volumes.size(layouts.shape, layouts.dims) * self.item(dtype, parameters)
 
     def bucketed(self, layouts: Layouts, axes: Ints, full: Floats, dtype: str | None) -> Floats:
-        """Seconds of an allreduce that fills a part of a message: its bytes, and its share of the start."""
-        size = self.bytes(layouts, dtype)
+        """Seconds of an allreduce of a gradient that fills a part of a message: its bytes, and its share of the start."""
+        size = self.bytes(layouts, dtype, parameters=True)
         p, term = self.moves.ways[axes], self.moves.allreduce(axes)
         return pick(axes > 0, term.start * full + term.byte * 2 * size * (p - 1) / p, 0.0)
 

@@ -48,7 +48,7 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
         dtype=config.engine.dtype,
         optimizer=optimizer_name(config.train.optimizer),
         prefetch=config.data.prefetch,
-        rims=config.engine.name == "cupy",
+        **config.engine.planned,
         layers=parallel.layers,
     )
     plan = staged(choice.plan, parallel, graph, samples, machine, config.engine.dtype)

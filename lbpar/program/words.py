@@ -34,11 +34,16 @@ def tally(names: Iterable[str]) -> str:
 
 def itemsize(program: Program, step: Start, dtype: np.dtype, activations: np.dtype | None = None) -> int:
     """Bytes per element of what a move carries: ``dtype`` of parameters and their gradients, and of ``activations`` unless given."""
-    kind, name = program.buffers[step.src].dtype, step.src.partition("@")[0]
+    kind, name = program.buffers[step.src].dtype, step.src
     if kind not in (None, "opaque"):
         return np.dtype(kind).itemsize
-    of_parameters = ":" not in name or name.endswith(":grad")
-    return (dtype if of_parameters or activations is None else activations).itemsize
+    return (dtype if activations is None or of_parameters(name) else activations).itemsize
+
+
+def of_parameters(buffer: str) -> bool:
+    """Whether a buffer holds parameters or their gradients, which have another type than activations where that is a half type."""
+    name = buffer.partition("@")[0]
+    return ":" not in name or name.endswith(":grad")
 
 
 def sent_bytes(program: Program, step: Start, rank: int, dtype: np.dtype) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lbpar.cost.memory import LIBRARIES, MESSAGES, memory
 from lbpar.cost.price import local_bytes
 from lbpar.graph.builder import GraphBuilder
@@ -15,21 +17,31 @@ from lbpar.program.steps import Free, writes
 from tests.cost.nets import even
 
 
+def test_half_types_halve_the_memory_of_activations_on_gpus() -> None:
+    graph = build_model("resnet18", input=(64, 64, 3)).with_loss(CrossEntropy())
+    program = lower(graph, Plan(Grid()), 64)
+    full, half = (memory(program, dtype, halves=True, workspace=1 << 20) for dtype in ("float32", "bfloat16"))
+    assert half.activations == pytest.approx(full.activations / 2, rel=0.1)
+    assert (half.weights, half.optimizer) == (full.weights, full.optimizer)
+    assert half.peak < full.peak - 0.4 * full.activations
+    assert memory(program, "bfloat16", halves=True).peak == half.peak - (1 << 20)
+
+
 def test_memory_follows_the_frees() -> None:
     graph = even()
     program = lower(graph, strategy_plan("data", graph, Grid((2,)), 8), 8)
     got = memory(program, "float32", "adam")
-    params = sum(local_bytes(program, p, "float32") for p in program.params)
+    params = sum(local_bytes(program, p, "float32", False) for p in program.params)
     assert got.weights == params
-    alive, most = {f: local_bytes(program, f, "float32") for f in program.feeds}, 0
+    alive, most = {f: local_bytes(program, f, "float32", False) for f in program.feeds}, 0
     for step in program.steps:
         if isinstance(step, Free):
             for b in step.buffers:
                 alive.pop(b, None)
         else:
-            alive |= {b: local_bytes(program, b, "float32") for b in writes(step) if b not in program.params}
+            alive |= {b: local_bytes(program, b, "float32", False) for b in writes(step) if b not in program.params}
         most = max(most, sum(alive.values()))
-    trained = sum(local_bytes(program, p, "float32") for p in graph.params() if "running" not in p)
+    trained = sum(local_bytes(program, p, "float32", False) for p in graph.params() if "running" not in p)
     assert got.optimizer == 2 * trained
     arrays = got.peak - got.weights - got.optimizer - got.reading - got.overhead
     assert most <= arrays <= most + got.buffers + params

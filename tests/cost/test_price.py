@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.cost.kernel_time import local_extents
+from lbpar.cost.kernel_time import local_extents, local_size, touched
 from lbpar.cost.machine import Machine, find_machine
-from lbpar.cost.price import price
+from lbpar.cost.price import item_of, price
 from lbpar.cost.traffic import traffic
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
@@ -14,6 +14,7 @@ from lbpar.plan.strategies import strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Compute
+from lbpar.program.words import itemsize
 from lbpar.transport.base import Sent
 from tests.cost.nets import even, mixed
 from tests.util.run import random_plan, run, samples
@@ -41,6 +42,24 @@ def test_priced_bytes_and_messages_are_those_that_the_ranks_send(seed: int) -> N
             total[r] += traffic(step.move).of(r).elements * item  # type: ignore[union-attr]
     assert total == [e.transport.counter.total().bytes for e in out.executors]
     assert priced.bytes >= max(total) > 0
+
+
+@pytest.mark.parametrize("activations", ["float16", "float32"])
+def test_half_types_are_priced_as_engines_hold_and_send_them(activations: str) -> None:
+    """GPUs hold them in two bytes, parameters and their gradients beside in four; a CPU holds all in four. `verify` counts what is sent."""
+    grid, graph, kinds = Grid((2, 3)), mixed(), (np.dtype("float32"), np.dtype(activations))
+    program, halves = lower(graph, random_plan(graph, 5, grid, np.random.default_rng(3)), 5), activations == "float16"
+    items = {s.src: item_of(program, s.src, "bfloat16", halves) for s in program.moves}
+    assert items == {s.src: itemsize(program, s, *kinds) for s in program.moves}
+    assert {items[s.src] for s in program.moves if s.src.endswith(":grad")} == {4}
+    machine = find_machine("h100-nvl8" if halves else "laptop")
+    cost, plain = (price(program, machine, dtype) for dtype in ("bfloat16", "float32"))
+    assert (cost.bytes < plain.bytes) == halves
+    kernel = graph["c2"].op.forward(((64, 8, 8, 8),), True)[0]
+    local = dict(kernel.loops)
+    half, whole = (touched(kernel, local, "bfloat16", h) for h in (True, False))
+    weights = sum(local_size(o, local, local) for o in kernel.reads if o.value in ("weight", "bias"))
+    assert whole == touched(kernel, local, "float32") == 2 * half - 4 * weights
 
 
 def test_one_rank_sends_nothing_and_does_all_the_work() -> None:

@@ -34,8 +34,8 @@ def chain(kernel: int) -> Graph:
     return g.build(g.linear(x, 16)).with_loss(CrossEntropy())
 
 
-def steps_total(graph: Graph, plan: Plan, batch: int, machine: Machine) -> float:
-    return price(lower(graph, plan, batch, bucket_bytes=BUCKET_BYTES), machine).seconds
+def steps_total(graph: Graph, plan: Plan, batch: int, machine: Machine, dtype: str = "float32") -> float:
+    return price(lower(graph, plan, batch, bucket_bytes=BUCKET_BYTES), machine, dtype).seconds
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
@@ -50,11 +50,12 @@ def test_totals_are_the_price_of_the_lowered_program(kernel: int) -> None:
     assert min(got) > 0.99 and max(got) < 1.01
 
 
-def test_named_strategies_cost_the_same_in_tables_and_as_programs() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_named_strategies_cost_the_same_in_tables_and_as_programs(dtype: str) -> None:
     from lbpar.plan.strategies import STRATEGIES, strategy_plan
 
     graph, grid = even(), planning_grid(4)
-    tables = build_tables(graph, 16, Pricing(MACHINE, grid))
+    tables = build_tables(graph, 16, Pricing(MACHINE, grid, dtype))
     seen = 0
     for name in STRATEGIES:
         plan = strategy_plan(name, graph, grid, 16)
@@ -62,7 +63,7 @@ def test_named_strategies_cost_the_same_in_tables_and_as_programs() -> None:
         if None not in picked.values():
             seen += 1
             got = tables.total(picked)  # type: ignore[arg-type]
-            assert got == pytest.approx(steps_total(graph, plan, 16, MACHINE), rel=0.01), name
+            assert got == pytest.approx(steps_total(graph, plan, 16, MACHINE, dtype), rel=0.01), name
     assert seen >= 2
 
 
