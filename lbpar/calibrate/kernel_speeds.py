@@ -67,7 +67,10 @@ def measure_compute(
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for s in samples:
         by_name[s.kernel.name].append(s)
-    tiny = {name: [s.seconds for s in of if touched(s.kernel, s.local, dtype, halves) <= TINY] for name, of in by_name.items()}
+    tiny = {
+        name: [s.seconds for s in of if touched(s.kernel, s.local, dtype, halves) <= TINY]
+        for name, of in by_name.items()
+    }
     starts = {name: median(seconds) for name, seconds in tiny.items() if seconds}
     overhead = median(starts.values()) if starts else 0.0
     rates = _merged(

@@ -87,7 +87,7 @@ def chain(
     names, shapes = [n.name for n in graph.ops], graph.shapes(samples)
     place = {n: i for i, n in enumerate(names)}
     last = {n: max((place[c.name] for c in graph.consumers(n)), default=i) for n, i in place.items()}
-    grid, item = Grid((*inner.grid.sizes, places)), item_bytes(None, dtype)
+    grid, item = Grid((*inner.grid.sizes, places)), item_bytes(None, dtype, machine.half_arrays)
     link = machine.parts(grid, grid.axes[-1:])
     borders = [0.0] * len(names)
     for name, i in place.items():
