@@ -16,7 +16,7 @@ from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import AUTO, RunConfig
 from lbpar.cost.kernel_time import item_bytes
 from lbpar.cost.moves import busiest
-from lbpar.cost.price import owner
+from lbpar.cost.price import item_of, owner
 from lbpar.errors import ConfigError, Unsupported
 from lbpar.json_text import write_text
 from lbpar.papers.chen import least_elements
@@ -226,10 +226,10 @@ def _least(priced: PricedPlan, settings: Settings, ranks: Sequence[Facts]) -> It
 
 def bound_rows(priced: PricedPlan, settings: Settings) -> list[tuple[str, int, int]]:
     """Of every convolution: bytes that the busiest rank of each of its moves sends in a step, and the lower bound."""
-    program, procs, out = priced.program, priced.plan.grid.size, []
+    program, procs, halves, out = priced.program, priced.plan.grid.size, settings.machine.half_arrays, []
     sent: dict[str, int] = {}
     for s in program.moves:
-        size = busiest(s.move).elements * item_bytes(program.buffers[s.src].dtype, settings.dtype)
+        size = busiest(s.move).elements * item_of(program, s.src, settings.dtype, halves)
         sent[s.node] = sent.get(s.node, 0) + (0 if s.move.kind == "slice" else size)
     for step in program.steps:
         windows = dict(step.kernel.attrs).get("windows") if isinstance(step, Compute) else None
@@ -239,7 +239,7 @@ def bound_rows(priced: PricedPlan, settings: Settings) -> list[tuple[str, int, i
             updates = step.kernel.flops / 2
             least = least_elements(updates, arrays, [w.kernel for w in windows], [w.stride for w in windows], procs)
             layer = owner(step, program)
-            out.append((layer, sent.get(layer, 0), round(least * item_bytes(None, settings.dtype))))
+            out.append((layer, sent.get(layer, 0), round(least * item_bytes(None, settings.dtype, halves))))
     return out
 
 
