@@ -17,8 +17,8 @@ from lbpar.layout.grid import Grid
 from lbpar.models.load import load_graph
 from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
+from lbpar.runtime.devices import over_devices
 from lbpar.text import flatten
-from lbpar.train.devices import over_devices
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike, together

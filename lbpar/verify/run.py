@@ -16,9 +16,9 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import norms, with_norm_stats
 from lbpar.program.norms import check_norms
 from lbpar.program.plan import Plan
+from lbpar.runtime.devices import over_devices
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
-from lbpar.train.devices import over_devices
 from lbpar.train.setup import build_graph, build_plan, check_asked, connect_to
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect

@@ -12,7 +12,7 @@ import numpy as np
 
 from lbpar.config.engine import EngineConfig
 from lbpar.engine.registry import get_engine
-from lbpar.train.devices import over_devices
+from lbpar.runtime.devices import over_devices
 from lbpar.transport.launch import connect, run_main
 
 

@@ -13,8 +13,8 @@ import pytest
 from lbpar.config.engine import EngineConfig
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
-from lbpar.train import devices
-from lbpar.train.devices import choice, over_devices
+from lbpar.runtime import devices
+from lbpar.runtime.devices import choice, over_devices
 from lbpar.transport import probe
 from lbpar.transport.nccl import NcclTransport
 from lbpar.transport.probe import Found
