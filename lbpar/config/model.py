@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
 from lbpar.config.layers import AnyLayer
-from lbpar.config.section import OWN, Count, Custom, FilePath, Section, Shape, Text
+from lbpar.config.section import OWN, Count, Custom, FilePath, Positive, Section, Shape, Text
 from lbpar.text import listed, nearest
 
 WAYS = ("name", "onnx", "python", "layers")
@@ -90,6 +90,10 @@ class InlineModel(Section):
 
     input: Shape = Field(description="Shape of one sample, channels last.")
     layers: tuple[AnyLayer, ...] = Field(min_length=1, description="The layers, in order.")
+    heads: dict[str, Positive] = Field(
+        default={},
+        description="Further outputs that are trained (deep supervision): names of layers, and their weights beside the last one's 1.",
+    )
 
     @model_validator(mode="after")
     def _check_names(self) -> InlineModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -155,17 +155,22 @@ class GraphBuilder:
         self._nodes.append(Node(name, op, tuple(inputs)))
         return name
 
-    def build(self, output: str) -> Graph:
-        """The finished network whose output is the given node; nodes that it does not need are dropped."""
+    def build(self, output: str, heads: Mapping[str, float] | None = None) -> Graph:
+        """The finished network whose output is the given node; nodes that it does not need are dropped.
+
+        ``heads`` are further outputs with weights, that of the output being 1, for deep supervision: each is compared with every
+        second, fourth, ... target, as its size says, and the loss is the weighted mean.
+        """
         needed: set[str] = set()
-        todo = [known(output, self._shapes, "build: output")]
+        todo = [known(n, self._shapes, "build: output") for n in (output, *(heads or ()))]
         by_name = {n.name: n for n in self._nodes}
         while todo:
             n = todo.pop()
             if n not in needed:
                 needed.add(n)
                 todo.extend(by_name[n].inputs)
-        return Graph(tuple(n for n in self._nodes if n.name in needed or n.name == self.input), output, self.name)
+        nodes = tuple(n for n in self._nodes if n.name in needed or n.name == self.input)
+        return Graph(nodes, output, self.name, tuple((heads or {}).items()))
 
     def _unequal(self, inputs: Sequence[str]) -> str:
         """Which layers, on the way to inputs of different sizes, change a size by other than a whole factor."""

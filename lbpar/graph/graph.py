@@ -9,6 +9,7 @@ from math import prod
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Param, Shape
 from lbpar.graph.op import Input, Op
+from lbpar.graph.ops.deep import Deep
 from lbpar.graph.ops.losses import Loss
 
 TARGET = "target"
@@ -37,11 +38,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in topological order; ``output`` names the network's output (before any loss)."""
+    """Nodes in topological order; ``output`` names the network's output (before any loss).
+
+    ``heads`` are further outputs that are trained beside it (deep supervision), each with its weight, that of the output being 1.
+    """
 
     nodes: tuple[Node, ...]
     output: str
     name: str = "network"
+    heads: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -52,8 +57,9 @@ class Graph:
                 if i not in seen:
                     raise GraphError(f"{node.name}: reads {i!r}, which is not an earlier node.")
             seen.add(node.name)
-        if self.output not in seen:
-            raise GraphError(f"graph: output {self.output!r} is not a node.")
+        for name in (self.output, *(head for head, _ in self.heads)):
+            if name not in seen:
+                raise GraphError(f"graph: output {name!r} is not a node.")
 
     def __getitem__(self, name: str) -> Node:
         return self._by_name[name]
@@ -103,19 +109,23 @@ class Graph:
         return tuple(n for n in self.nodes if name in n.inputs)
 
     def with_loss(self, loss: Loss) -> Graph:
-        """The same network followed by a loss that reads its output and a new input ``target``."""
+        """The same network followed by a loss that reads its output, a new input ``target``, and further outputs, if there are any."""
         for reserved in (TARGET, LOSS):
             if reserved in self:
                 raise GraphError(f"{reserved}: this node name is reserved for the loss; rename the layer.")
         shape = loss.target_shape(self.shapes(1)[self.output])[1:]
         target = Node(TARGET, Input(shape, "int64" if loss.labels else None))
-        return Graph((*self.nodes, target, Node(LOSS, loss, (self.output, TARGET))), self.output, self.name)
+        total = 1 + sum(weight for _, weight in self.heads)
+        if self.heads:
+            loss = Deep(loss, (1 / total, *(w / total for _, w in self.heads)), metrics=loss.metrics)
+        last = Node(LOSS, loss, (self.output, TARGET, *(head for head, _ in self.heads)))
+        return Graph((*self.nodes, target, last), self.output, self.name, self.heads)
 
     # Tables, made once: a graph does not change, and looking at all of it for each lookup would take n² time.
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nodes, self.output, self.name))
+        return hash((self.nodes, self.output, self.name, self.heads))
 
     @cached_property
     def _by_name(self) -> dict[str, Node]:

@@ -35,10 +35,11 @@ def inline_graph(model: InlineModel, name: str = "network") -> Graph:
             unread.pop(source, None)
         unread[layer_name] = f"model.layers[{i}] ({layer_name})"
     output = layer_name
-    unread.pop(output)
+    for read in (output, *model.heads):
+        unread.pop(read, None)
     if unread:
         raise GraphError(
             f"{', '.join(unread.values())}: no layer reads this output, expected every layer but the last to be read; "
             "name it in a later layer's 'from' or remove it."
         )
-    return g.build(output)
+    return g.build(output, model.heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from lbpar.config.section import Count, Shape
+from lbpar.config.section import Count, Flag, Shape
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
@@ -30,8 +30,14 @@ def nnunet(
         Count | None,
         about("Number of resolutions; default: until no extent can be halved without being less than 4, 8 at most."),
     ] = None,
+    deep_supervision: Annotated[
+        Flag,
+        about(
+            "Also train an output at each coarser resolution but the coarsest of the way up, with weights 1/2, 1/4, ..."
+        ),
+    ] = False,
 ) -> Graph:
-    """nnU-Net's U-Net, without deep supervision: 32 filters at full resolution, twice as many at each stage below, up to 320 (2-D: 512)."""
+    """nnU-Net's U-Net: 32 filters at full resolution, twice as many at each stage below, up to 320 (2-D: 512)."""
     rank = len(input) - 1
     if rank not in (2, 3):
         raise GraphError(f"input: got {list(input)}, expected [H, W, C] or [D, H, W, C].")
@@ -48,13 +54,16 @@ def nnunet(
         else:
             x = _stack(g, x, f, stride, 2, at)
         skips.append(x)
+    heads: dict[str, float] = {}
     for i in range(len(strides), 0, -1):
         skip, at = skips[i - 1], f"up{i}"
         x = g.conv_transpose(x, filters[i - 1], strides[i - 1], strides[i - 1], name=f"{at}.up")
         if g.shape(x)[1:-1] != g.shape(skip)[1:-1]:
             x = g.fit([x, skip], name=f"{at}.fit")
         x = _stack(g, g.concat([x, skip], name=f"{at}.concat"), filters[i - 1], (1,) * rank, 1 if residual else 2, at)
-    return g.build(g.conv(x, classes, 1, name="head"))
+        if deep_supervision and 1 < i < len(strides):
+            heads[g.conv(x, classes, 1, name=f"{at}.head")] = 0.5 ** (i - 1)
+    return g.build(g.conv(x, classes, 1, name="head"), heads)
 
 
 def _strides(space: tuple[int, ...], stages: int | None) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ import numpy as np
 from lbpar.engine.activations import ACTIVATIONS
 from lbpar.engine.base import Engine, LocalWindow
 from lbpar.engine.host import label_losses, prelu
-from lbpar.engine.host.lines import along_lines, taps, turned
+from lbpar.engine.host.lines import along_lines, taps, thinned, turned
 from lbpar.engine.losses import ERRORS
 from lbpar.graph.loops import Kernel, Window
 from lbpar.graph.ops.losses import LOSSES
@@ -432,6 +432,15 @@ def _lines(b: Bound) -> tuple[Any, ...]:
     return (out,)
 
 
+def _thinned(b: Bound) -> tuple[Any, ...]:
+    """Where in this rank's block of targets those lie that a coarser output is compared with."""
+    out = [slice(None)]
+    for s, i, o in zip(b.attr("strides"), b.reads[0][1:], b.writes[0][1:], strict=False):
+        first = start(o) * s - start(i)
+        out.append(slice(first, first + length(o) * s, s))
+    return (tuple(out),)
+
+
 # Losses.
 
 
@@ -544,6 +553,7 @@ BINDERS: dict[str, Binder] = {
     "shift": _shift,
     "upsample_forward": _method("upsample_forward", more=_upsample_forward),
     "upsample_backward": _method("upsample_backward", "factors"),
+    "thin": _on_host(thinned, more=_thinned),
     "lines_forward": _on_host(along_lines, more=_lines),
     "lines_backward": _on_host(along_lines, more=_lines),
     "prelu_forward": _on_host(prelu.prelu_forward),

@@ -124,7 +124,8 @@ def predict_parts(worker: Worker, data: Dataset, batch: int) -> Iterator[tuple[t
 def _blocks(worker: Worker, data: Dataset, batch: int) -> Iterator[tuple[Array, Layout, Array]]:
     """Samples, and this rank's block of the network's output for them."""
     whole = worker.graph
-    graph = Graph(tuple(n for n in whole.nodes if n.name not in (LOSS, TARGET)), whole.output, whole.name)
+    trained = {LOSS, TARGET, *(h for h, _ in whole.heads if all(c.name == LOSS for c in whole.consumers(h)))}
+    graph = Graph(tuple(n for n in whole.nodes if n.name not in trained), whole.output, whole.name)
     check_shape(data, graph)
     plan = replace(worker.plan, ops={n: g for n, g in worker.plan.ops.items() if n in graph})
     transport, engine = worker.transport, worker.engine

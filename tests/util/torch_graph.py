@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lbpar.graph.graph import LOSS, Graph
 from lbpar.graph.op import Input
+from lbpar.graph.ops.deep import Deep
 
 
 @dataclass
@@ -87,6 +88,14 @@ def _apply(
 ) -> torch.Tensor:
     x, w, b = xs[0], own.get("weight"), own.get("bias")
     rank = x.ndim - 2
+    if isinstance(op, Deep):
+        total = op.weights[0] * _apply(op.of, xs[:2], own, training)
+        for weight, head in zip(op.weights[1:], xs[2:], strict=True):
+            steps = op.strides(tuple(x.shape), tuple(head.shape))
+            total = total + weight * _apply(
+                op.of, [head, xs[1][(slice(None), *(slice(None, None, s) for s in steps))]], own, training
+            )
+        return total
     match op.kind:
         case "conv":
             f = getattr(functional, f"conv{rank}d")

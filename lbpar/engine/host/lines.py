@@ -60,3 +60,8 @@ def along_lines(x: Array, lines: Sequence[Taps | None]) -> Array:
         assert total is not None
         x = total
     return np.ascontiguousarray(x)
+
+
+def thinned(x: Array, part: tuple[slice, ...]) -> Array:
+    """Elements at regular distances."""
+    return np.ascontiguousarray(x[part])

@@ -28,9 +28,10 @@ L = TypeVar("L", bound="type[Loss]")
 
 @dataclass(frozen=True)
 class Loss(Op):
-    """A scalar loss of an output and a target. ``metrics`` are measured beside it in evaluation."""
+    """A scalar loss of an output and a target, times a factor. ``metrics`` are measured beside it in evaluation."""
 
     metrics: tuple[str, ...] = field(default=(), kw_only=True)
+    factor: float = field(default=1.0, kw_only=True)
 
     no_grad: ClassVar[frozenset[int]] = frozenset({1})
     labels: ClassVar[bool] = False
@@ -284,7 +285,7 @@ class CrossEntropy(_Classes):
     kind: ClassVar[str] = "cross_entropy"
 
     def _terms(self, shape: Shape) -> tuple[_Term, ...]:
-        return (_CrossEntropy(self, smoothing=self.smoothing),)
+        return (_CrossEntropy(self, self.factor, self.smoothing),)
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ class Focal(_Classes):
     kind: ClassVar[str] = "focal"
 
     def _terms(self, shape: Shape) -> tuple[_Term, ...]:
-        return (_CrossEntropy(self, gamma=self.gamma),)
+        return (_CrossEntropy(self, self.factor, gamma=self.gamma),)
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,7 @@ class Dice(_Classes):
     kind: ClassVar[str] = "dice"
 
     def _terms(self, shape: Shape) -> tuple[_Term, ...]:
-        return (_Dice(self, 1.0, self.eps, self.background, self.per_sample),)
+        return (_Dice(self, self.factor, self.eps, self.background, self.per_sample),)
 
 
 @dataclass(frozen=True)
@@ -329,8 +330,8 @@ class DiceCrossEntropy(_Classes):
 
     def _terms(self, shape: Shape) -> tuple[_Term, ...]:
         return (
-            _CrossEntropy(self, self.cross_entropy, self.smoothing, self.gamma),
-            _Dice(self, self.dice, self.eps, self.background, self.per_sample),
+            _CrossEntropy(self, self.factor * self.cross_entropy, self.smoothing, self.gamma),
+            _Dice(self, self.factor * self.dice, self.eps, self.background, self.per_sample),
         )
 
 
@@ -342,7 +343,11 @@ class Elementwise(Loss):
 
     def _kernel(self, name: str, shape: Shape, write: Operand, operations: int) -> tuple[Kernel, ...]:
         reads, n = tuple(Operand(v, plain(shape, ("F",))) for v in ("x0", "x1")), prod(shape)
-        return (Kernel(f"{self.kind}_{name}", _loops(shape), reads, (write,), (("scale", 1.0 / n),), operations * n),)
+        return (
+            Kernel(
+                f"{self.kind}_{name}", _loops(shape), reads, (write,), (("scale", self.factor / n),), operations * n
+            ),
+        )
 
     def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
         loss = self._kernel("loss", xs[0], Operand("y", (), dtype=F64), 3)
