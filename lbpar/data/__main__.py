@@ -13,6 +13,7 @@ from lbpar.streams import standard_streams
 if TYPE_CHECKING:
     from lbpar.data.writer import Split
 
+TYPES = ("int8", "uint8", "int16", "uint16", "int32", "float16", "float32", "float64")
 _OVERWRITE = "replace what the file has of the same splits (default: refuse; other splits are kept)"
 
 
@@ -52,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="+",
         type=path_option,
-        help="directory of IDX files, pictures or volumes (NIfTI, .npy); .npz file; or images and labels as two files",
+        help="directory of IDX files, pictures, volumes (NIfTI, .npy) or CIFAR's binary files; .npz or HDF5 file; or images and labels as "
+        "two files",
     )
     convert.add_argument("--out", required=True, type=path_option, help="file to write")
     convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
@@ -69,7 +71,15 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--pad", type=int, nargs="?", const=1, metavar="N", help="volumes: pad to the largest, a multiple of N (1)"
     )
-    convert.add_argument("--gzip", action="store_true", help="compress")
+    convert.add_argument(
+        "--type", dest="dtype", choices=TYPES, help="HDF5: type of the new samples (default: as they are)"
+    )
+    convert.add_argument(
+        "--test-share", type=float, metavar="PART", help="HDF5: make /train and /test of one split, as 0.2"
+    )
+    convert.add_argument("--x", default="x", help="HDF5: name of the samples")
+    convert.add_argument("--y", default="y", help="HDF5: name of the targets")
+    convert.add_argument("--gzip", action="store_true", help="compress, in chunks of one sample or less")
     convert.add_argument("--overwrite", action="store_true", help=_OVERWRITE)
 
     info = commands.add_parser("info", help="describe a file", description="Describe a file and check its labels.")

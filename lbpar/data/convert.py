@@ -15,7 +15,9 @@ from lbpar.config.paths import as_path
 from lbpar.data.array_files import read_idx_folder, read_npz, read_pair
 from lbpar.data.attributes import as_classes, find_attribute
 from lbpar.data.checks import check_samples, is_label
+from lbpar.data.cifar import read_cifar_folder
 from lbpar.data.folders import read_folder
+from lbpar.data.hdf5_files import read_hdf5
 from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import destination
 from lbpar.data.pictures import SUFFIXES
@@ -41,6 +43,10 @@ def convert(
     spacing: Sequence[float] | None = None,
     shape: Sequence[int] | None = None,
     pad: int | None = None,
+    dtype: str | None = None,
+    test_share: float | None = None,
+    x: str = "x",
+    y: str = "y",
 ) -> list[Split]:
     """Convert one dataset to an HDF5 file, in the number type of the source.
 
@@ -50,7 +56,8 @@ def convert(
         One of: a directory of IDX files (``train-images-idx3-ubyte.gz`` and the like); an images and a labels file,
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
         directory of pictures per class, or with ``images`` and ``masks``, or with ``train``, ``val`` and ``test`` that hold
-        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel) or NPY; a volume and its label map.
+        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel) or NPY; a volume and its label map; a directory
+        of CIFAR-10's or CIFAR-100's binary files; an HDF5 file.
     out : str or Path
         The file to write; splits of other names that it has already are kept.
     split : str
@@ -68,6 +75,8 @@ def convert(
         Replace splits that the file has.
     spacing, shape, pad
         How volumes come to one size; see `lbpar.data.volumes.Fit`.
+    dtype, test_share, x, y
+        Of HDF5 files; see `lbpar.data.hdf5_files.read_hdf5`.
 
     Returns
     -------
@@ -86,11 +95,19 @@ def convert(
             raise DataError(f"{p}: no such file or directory.")
     if classes is not None and not 1 <= classes < 1 << 31:
         raise DataError(f"convert: got {classes} classes, expected 1 or more, fewer than 2³¹.")
-    splits = _labelled([_ready(s, channels) for s in _read(paths, split, Fit(spacing, shape, pad))], classes)
+    if paths[0].suffix.lower() in (".h5", ".hdf5"):
+        if len(paths) > 1 or (os.path.exists(out) and os.path.samefile(paths[0], out)):
+            raise DataError(f"{paths[0]}: expected one HDF5 file, and another name for the new one.")
+        found = read_hdf5(paths[0], split, x, y, dtype, test_share)
+    elif dtype is not None or test_share is not None or (x, y) != ("x", "y"):
+        raise DataError(f"{paths[0]}: --type, --test-share, --x and --y are for HDF5 files.")
+    else:
+        found = _read(paths, split, Fit(spacing, shape, pad))
+    splits = _labelled([_ready(s, channels) for s in found], classes)
     path, kept = destination(out, [s.name for s in splits], overwrite)
     present = _present(path, kept)
     _check_alike([*present, *splits], path)
-    attributes = present[0].attributes if present else _moments(splits[0]) if normalise else {}
+    attributes = present[0].attributes if present else _moments(splits[0]) if normalise else splits[0].attributes
     if normalise and "mean" not in attributes:
         raise DataError(
             f"{path}: /{present[0].name} has no mean and deviation, so a split beside it cannot have any; leave --normalise out, "
@@ -120,7 +137,7 @@ def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
     if len(paths) != 1:
         raise DataError(f"convert: got {len(paths)} sources, expected one, or an images and a labels file.")
     if first.is_dir():
-        found = read_idx_folder(first) or read_folder(first, split, fit)
+        found = read_idx_folder(first) or read_cifar_folder(first) or read_folder(first, split, fit)
         if found:
             return found
         raise DataError(

@@ -149,6 +149,14 @@ class Hdf5Dataset(Dataset):
             self._file.close()
         self._file = None
 
+    def stored_type(self, targets: bool) -> np.dtype[Any]:
+        """Of samples or targets in the file."""
+        return self._types[self._y if targets else self._x]
+
+    def stored(self, samples: NDArray[np.int64], box: Box, targets: bool = False) -> Array:
+        """A box of samples or targets as the file has them."""
+        return self._part(self._y if targets else self._x, samples, box)
+
     def stored_targets(self, *where: slice) -> Array:
         """Targets, sliced in their first dimensions, as stored."""
         with self._errors():

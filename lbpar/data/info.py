@@ -23,7 +23,7 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
     """
     path = as_path(path)
     lines = [f"{path}: {os.path.getsize(path):,} bytes" if os.path.isfile(path) else f"{path}"]
-    for split in _splits(path, x):
+    for split in splits_of(path, x):
         data = Hdf5Dataset(f"{path}:/{split}" if split else path, split, x=x, y=y)
         with closing(data):
             top = check_targets(data)
@@ -42,7 +42,7 @@ def describe(path: str | Path, x: str = "x", y: str = "y") -> str:
     return "\n".join(lines)
 
 
-def _splits(path: Path, x: str) -> list[str]:
+def splits_of(path: Path, x: str) -> list[str]:
     """Groups that hold samples, the usual ones first, and the root if it holds some."""
     import h5py
 
