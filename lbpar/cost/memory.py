@@ -1,6 +1,6 @@
 """Memory of one rank, by liveness over the steps of a program.
 
-The rank is the one with the largest blocks. Every array lives from the step that makes it to its `Free`; what a
+The rank is the one with the largest blocks, of the stage that needs most. Every array lives from the step that makes it to its `Free`; what a
 collective packs and receives lives from its start to its wait. The batch itself stays to the end, and further ones are read ahead.
 """
 
@@ -14,7 +14,19 @@ from lbpar.cost.moves import busiest
 from lbpar.cost.price import SLOTS, item_of, local_bytes
 from lbpar.graph.graph import TARGET
 from lbpar.pieces import SMALL, Pieces, piece_size
-from lbpar.program.steps import Accumulate, Compute, Free, Program, Start, StartMany, Step, Sum, Wait, writes
+from lbpar.program.steps import (
+    Accumulate,
+    Compute,
+    Free,
+    Program,
+    Start,
+    StartMany,
+    Step,
+    Sum,
+    Wait,
+    takes_part,
+    writes,
+)
 
 PREFETCH = 2
 """Batches read ahead: the default of ``data.prefetch``."""
@@ -124,7 +136,7 @@ def memory(
     halves: bool = False,
     workspace: int = 0,
 ) -> Memory:
-    """Peak memory of one rank.
+    """Peak memory of one rank, of the stage that needs most.
 
     Parameters
     ----------
@@ -141,7 +153,26 @@ def memory(
     workspace : int
         Most bytes that a product takes beside its operands.
     """
-    sizes = {name: local_bytes(program, name, dtype, halves) for name in program.buffers}
+    return max(memory_of_stages(program, dtype, optimizer, prefetch, halves, workspace), key=lambda m: m.peak)
+
+
+def memory_of_stages(
+    program: Program,
+    dtype: str = "float32",
+    optimizer: str = "momentum",
+    prefetch: int = PREFETCH,
+    halves: bool = False,
+    workspace: int = 0,
+) -> list[Memory]:
+    """`memory` of a rank at each place of stages; of one place, where there are none."""
+    return [_memory(program, rank, dtype, optimizer, prefetch, halves, workspace) for rank in program.plan.places]
+
+
+def _memory(
+    program: Program, rank: int, dtype: str, optimizer: str, prefetch: int, halves: bool, workspace: int
+) -> Memory:
+    held_here = {name: b.layout.holds(rank) for name, b in program.buffers.items()}
+    sizes = {name: local_bytes(program, name, dtype, halves) if here else 0 for name, here in held_here.items()}
     weights = sum(sizes[p] for p in program.params)
     grads = {s for step in program.steps for s in getattr(step, "grads", ())}
     trained = [p for step in program.steps for p in getattr(step, "params", ())]
@@ -158,7 +189,11 @@ def memory(
             best = (now + moving, where, dict(alive), moving)
 
     for step in program.steps:
+        if not takes_part(step, program, rank):
+            continue
         if isinstance(step, Start):
+            if not (held_here[step.src] or held_here[step.dst]):
+                continue
             if step.move.kind != "slice":
                 item = item_of(program, step.src, dtype, halves)
                 sent = busiest(step.move).elements * item
@@ -167,6 +202,9 @@ def memory(
                 moving += buffer
                 arena.take(f"{step.dst}:move", buffer)
             look(f"{step.move.kind} into {step.dst}")
+            if not held_here[step.dst]:  # sent to another stage, which takes it soon
+                moving -= busy.pop(step.dst, 0)
+                arena.give(f"{step.dst}:move")
             continue
         if isinstance(step, StartMany):
             for (
@@ -187,6 +225,13 @@ def memory(
                 alive[name] = sizes[name]
                 now += sizes[name]
                 arena.take(name, sizes[name])
+        if isinstance(step, Accumulate):  # what micro-batches before the last one leave
+            kept = f"{step.param}:grad sum"
+            if step.last:
+                now -= alive.pop(kept, 0)
+            elif kept not in alive:
+                alive[kept] = sizes[step.grad]
+                now += sizes[step.grad]
         label = getattr(step, "kernel", None)
         look(f"{getattr(step, 'node', '')} {label.name}" if label else _place(step))
         if isinstance(step, Wait):
@@ -195,7 +240,7 @@ def memory(
     assert best is not None
     peak, where, held, buffers = best
     gradients = sum(v for k, v in held.items() if k in grads or ":grad" in k)
-    ghosts = sum(v for k, v in held.items() if program.buffers[k].layout.has_ghosts)
+    ghosts = sum(v for k, v in held.items() if k in program.buffers and program.buffers[k].layout.has_ghosts)
     rest = peak - buffers - gradients - ghosts
     top = dict(sorted({**held, **{p: sizes[p] for p in program.params}}.items(), key=lambda kv: -kv[1])[:5])
     batch = sum(sizes[name] for name in program.feeds)

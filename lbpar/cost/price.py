@@ -157,7 +157,14 @@ def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer:
                 "sum", step.param.rsplit(".", 1)[0], step.phase, machine.copy_seconds(size), what=step.grad
             )
         case Update():
-            size = sum(local_bytes(program, p, dtype, machine.half_arrays) for p in step.params)
+            size = max(
+                sum(
+                    local_bytes(program, p, dtype, machine.half_arrays)
+                    for p in step.params
+                    if program.params[p].holds(rank)
+                )
+                for rank in program.plan.places
+            )
             procs = program.plan.grid.size
             seconds = float(
                 machine.update_seconds(size, SLOTS[optimizer], len(step.params))

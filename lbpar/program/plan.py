@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import get_args
 
 from lbpar.config.parallel import Schedule
@@ -119,6 +120,13 @@ class Plan:
     def ways(self, node: str) -> dict[str, int]:
         """Number of parts of each split loop of a node."""
         return {loop: self.grid.ways(axes) for loop, axes in self[node].items() if axes}
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """A rank of each place of stages, in order; rank 0 where there are none."""
+        axes = self.pipeline.axes if self.pipeline is not None else ()
+        steps = [range(0, self.grid.sizes[a] * self.grid.strides[a], self.grid.strides[a]) for a in axes]
+        return tuple(sum(at) for at in product(*steps))
 
     @property
     def micro_batches(self) -> int:

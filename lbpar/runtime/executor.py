@@ -66,7 +66,8 @@ class Executor:
         Gets every step's times.
     progress : {"test", "thread", "block"}
         How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits (allreduces then
-        wholly in waits). Default: "block" where the ranks copy messages with cores of their own on one node, which then loses nothing.
+        wholly in waits). Default: "block" where the ranks copy messages with cores of their own on one node, which then loses nothing,
+        unless stages wait for what others send while they compute.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Executor:
         self._accumulated = {} if accumulated is None else accumulated
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
-        self.progress = "block" if transport.size == 1 or self._transfers.deferred else "test"
+        staged = any(s.move.src.at != s.move.dst.at for s in program.moves)
+        self.progress = "block" if transport.size == 1 or (self._transfers.deferred and not staged) else "test"
         self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}
         # One for each step, so that ranks in one process keep in step; None where this rank has no part in it.
