@@ -36,6 +36,7 @@ def test_every_strategy_has_a_page_and_a_row_in_the_index() -> None:
         "stationary-w",
         "1.5d",
         "layer-wise",
+        "stages",
     ]
     assert {p.stem for p in PAGES} == set(names)
     index = (DOCS / "strategies" / "index.md").read_text(encoding="utf-8")

@@ -32,10 +32,11 @@ from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
 from lbpar.plan.candidates import MOST_AXES
 from lbpar.plan.choose import Choice, Settings, choose_plan
+from lbpar.plan.compare_stages import compare_stages, measured
 from lbpar.plan.explain import explain
 from lbpar.plan.picture import draw
 from lbpar.plan.report import print_report
-from lbpar.plan.resolve import optimizer_name, resolve_plan
+from lbpar.plan.resolve import check_stages, optimizer_name, plan_content, resolve_plan, staged
 from lbpar.streams import standard_streams
 from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds, nearest, shorten
@@ -74,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--grid", help="Pr x Pc for --cost gholami, as in 16x32")
     out = p.add_argument_group("output")
     out.add_argument("--json", type=path_option, help="write everything to a JSON file (- for standard output)")
+    how.add_argument(
+        "--stages",
+        metavar="N,N,...",
+        help="also price so many stages with every schedule, as in 2,4,8; --out writes the fastest",
+    )
+    how.add_argument("--micro-batches", type=int, help="with --stages: parts of each batch (default: 4 per stage)")
     out.add_argument("--out", type=path_option, help="write the plan where lbpar.train can read it (plan.yaml)")
     out.add_argument("--plot", type=path_option, help="draw the plan (PNG, SVG or PDF)")
     out.add_argument("--quiet", action="store_true", help="leave out the table of layers")
@@ -96,6 +103,7 @@ class Job:
     optimizer: str
     prefetch: int
     engine: EngineConfig
+    parallel: ParallelConfig
 
 
 #: Finds the machine of this name or file, for an engine; ``auto`` needs one that can measure.
@@ -141,6 +149,8 @@ def _check_options(args: argparse.Namespace) -> None:
         for name in ("classes", "input"):
             if getattr(args, name) is not None:
                 raise ConfigError(f"--{name}: it belongs to --model; with --config, use --set model.{name}=...")
+    if args.micro_batches is not None and (args.micro_batches < 1 or not args.stages):
+        raise ConfigError(f"--micro-batches: got {args.micro_batches}, expected at least 1, together with --stages.")
     if args.axes < 1:
         raise ConfigError(f"--axes: got {args.axes}, expected at least 1.")
 
@@ -164,6 +174,13 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
     job = _job(args)
     choice = _choose(job, args, find(job.machine, job.engine))
     report = explain(choice, job.model if isinstance(job.model, str) else None)
+    if args.stages:
+        settings = _settings(job, choice.machine)
+        counts = [n for n in _counts(args.stages) if n > 1]
+        found = compare_stages(settings, job.procs, counts, args.micro_batches, args.axes)
+        rows = sorted([measured(choice.priced, settings), *found], key=lambda s: s.priced.seconds)
+        report["stages"] = [r.as_dict(job.batch) for r in rows]
+        choice.priced = rows[0].priced
     if args.json == "-":
         print(json.dumps(report, indent=2))
     else:
@@ -175,6 +192,12 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
     if args.plot:
         draw(report, args.plot)
     return 0
+
+
+def _counts(text: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) or "0" in text.split(","):
+        raise ConfigError(f"--stages: got {text!r}, expected numbers of stages, as in 2,4,8.")
+    return [int(n) for n in text.split(",")]
 
 
 def save(choice: Choice, path: str, job: Job) -> None:
@@ -189,14 +212,17 @@ def save(choice: Choice, path: str, job: Job) -> None:
         "axes": "a loop lists the grid axes that split it, slowest first; it may also give a number of ways",
     }
     content = {
-        "procs": o.plan.grid.size,
-        "grid": o.plan.grid.sizes,
+        **plan_content(o.plan),
         "model": job.model,
         "batch": job.batch,
         "ops": ops,
         "notes": notes,
     }
     save_plan_file(PlanFile.model_validate(content), path)
+
+
+def _settings(job: Job, machine: Machine) -> Settings:
+    return Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, **job.engine.planned)
 
 
 def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
@@ -208,13 +234,25 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         **job.engine.planned,
         "most_axes": args.axes,
     }
-    if job.strategy == "auto":
-        return choose_plan(job.graph, job.batch, job.procs, machine, layers=job.layers, **options)
+    settings = _settings(job, machine)
     parallel = check(
-        ParallelConfig, {"strategy": job.strategy, "layers": {k: dict(v) for k, v in job.layers.items()}}, "--strategy"
+        ParallelConfig,
+        {
+            **job.parallel.model_dump(),
+            "strategy": job.strategy,
+            "layers": {k: dict(v) for k, v in job.layers.items()},
+        },
+        "--strategy",
     )
+    if job.strategy == "auto":
+        samples, places = check_stages(parallel, job.batch, job.procs)
+        choice = choose_plan(job.graph, samples, job.procs // places, machine, layers=job.layers, **options)
+        if places > 1 or samples < job.batch:
+            plan = staged(choice.plan, parallel, job.graph, samples, machine, job.dtype)
+            choice.priced = settings.priced(f"auto, {places} stages", plan)
+            choice.plan, choice.batch, choice.others = plan, job.batch, ()
+        return choice
     plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
-    settings = Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, **job.engine.planned)
     given = settings.priced(job.strategy, plan)
     options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
     choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)
@@ -274,6 +312,7 @@ def _job(args: argparse.Namespace) -> Job:
         args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
         config.data.prefetch if config else PREFETCH,
         engine.model_copy(update={"dtype": dtype}),
+        config.parallel if config else ParallelConfig(),
     )
 
 

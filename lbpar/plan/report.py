@@ -26,6 +26,8 @@ def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
         print_table([_layer(r) for r in report["layers"]], title="Layers, per step and process")
     if len(report["comparison"]) > 1:
         print_table([_compared(c) for c in report["comparison"]], title="Strategies, priced the same way")
+    if "stages" in report:
+        print_table([_stages(r) for r in report["stages"]], title="Stages, priced the same way")
     total = sum(step["by_purpose"].values()) or 1.0
     purposes = [(k, human_seconds(v), f"{100 * v / total:.0f} %") for k, v in step["by_purpose"].items()]
     print_table(purposes, title="Where the time goes (sum of all steps)")
@@ -70,6 +72,19 @@ def _layer(r: dict[str, Any]) -> dict[str, Any]:
         "next best, neighbours unchanged": f"{rival['words']} (+{human_seconds(rival['extra_seconds'])})"
         if rival
         else "",
+    }
+
+
+def _stages(r: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "stages": r["stages"],
+        "schedule": r["schedule"] or "",
+        "micro-batches": r["micro_batches"],
+        "step": human_seconds(r["seconds"]),
+        "samples/s": f"{r['samples_per_second']:.4g}",
+        "not computing": f"{100 * r['bubble']:.0f} %" if r["schedule"] else "",
+        "across borders": human_bytes(r["border_bytes"]) if r["border_bytes"] else "",
+        "memory of each stage": " ".join(map(human_bytes, r["memory_bytes"])),
     }
 
 

@@ -42,8 +42,10 @@ def _row(start: Start) -> tuple[str, ...]:
     grid = start.move.src.grid
     groups = sorted({grid.group(start.move.axes, r) for r in range(grid.size)})
     listed = " | ".join(" ".join(map(str, g)) for g in groups)
-    value = start.src.split("@")[0]
+    whole, _, part = start.src.partition("#")
+    value = whole.split("@")[0]
     tensor = f"{start.node} dy" if ":dx" in value else value.replace(":grad", " gradient").replace(":", " ")
+    tensor += f", part {part}" if part and "gradient" not in tensor else ""
     return (start.phase, start.node, start.move.kind, tensor, listed, str(volume(start.move, 0).elements))
 
 
