@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from lbpar.config.parallel import ParallelConfig
 from lbpar.cost.machine import find_machine
-from lbpar.errors import LbparError, PlanError
+from lbpar.errors import PlanError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.models.registry import build_model
-from lbpar.plan.command import main
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.plan.stages import chain
 from lbpar.plan.strategies import strategy_plan
-from lbpar.program.plan import SCHEDULES, Pipeline, Plan
+from lbpar.program.plan import Pipeline, Plan
 
 
 def branches() -> Graph:
@@ -96,40 +94,3 @@ def test_loops_cannot_use_the_axis_of_the_stages() -> None:
     stages = {"a": 0, "b": 1, "sum": 1, "flat": 1, "fc": 1, "loss": 1}
     with pytest.raises(PlanError, match="has the stages"):
         Plan(Grid((2,)), {"a": {"N": (0,)}}, Pipeline((0,), stages)).check(branches(), 8)
-
-
-def test_the_command_compares_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every schedule of each number of stages, fastest first; the fastest plan is written where training reads it."""
-    job = ["--model", "lenet", "--batch", "16", "--procs", "4", "--machine", "laptop"]
-    files = ["--out", str(tmp_path / "plan.yaml"), "--json", str(tmp_path / "plan.json")]
-    assert main([*job, *files, "--stages", "2,4", "--micro-batches", "8"]) == 0
-    rows = json.loads((tmp_path / "plan.json").read_text())["stages"]
-    seconds = [r["seconds"] for r in rows]
-    assert seconds == sorted(seconds) and len(rows) == 9
-    assert {(r["stages"], r["schedule"]) for r in rows} == {(1, None), *((k, s) for k in (2, 4) for s in SCHEDULES)}
-    for r in rows:
-        assert len(r["memory_bytes"]) == r["stages"] and 0 <= r["bubble"] < 1
-        assert (r["border_bytes"] > 0) == (r["stages"] > 1)
-    assert "Stages, priced the same way" in capsys.readouterr().out
-    graph = build_model("lenet").with_loss(CrossEntropy())
-    plan = resolve_plan(ParallelConfig(strategy=str(tmp_path / "plan.yaml")), graph, 16, 4)
-    assert len(plan.places) == rows[0]["stages"]
-
-
-@pytest.mark.parametrize("strategy", ["auto", "data"])
-def test_the_command_plans_the_stages_of_a_run_file(strategy: str, tmp_path: Path) -> None:
-    run = tmp_path / "run.yaml"
-    run.write_text(
-        "model: {name: lenet}\ndata: {train: synthetic}\ntrain: {batch: 16, epochs: 1}\nmachine: laptop\n"
-        f"parallel: {{procs: 4, stages: 2, micro_batches: 4, strategy: {strategy}}}\n"
-    )
-    assert main(["--config", str(run), "--out", str(tmp_path / "plan.yaml")]) == 0
-    graph = build_model("lenet").with_loss(CrossEntropy())
-    plan = resolve_plan(ParallelConfig(strategy=str(tmp_path / "plan.yaml")), graph, 16, 4)
-    assert len(plan.places) == 2 and plan.micro_batches == 4
-
-
-@pytest.mark.parametrize("wrong", [["--stages", "two"], ["--stages", "0"], ["--stages", "3"], ["--micro-batches", "2"]])
-def test_the_command_refuses_strange_stages(wrong: list[str]) -> None:
-    with pytest.raises(LbparError, match="stages"):
-        main(["--model", "lenet", "--batch", "16", "--procs", "4", "--machine", "laptop", *wrong])
