@@ -51,9 +51,9 @@ class _Bounded:
 class _Limited:
     """The search of one problem: the best fitting choice so far and what it has used."""
 
-    def __init__(self, problem: Problem, memory: list[Floats], limit: float, states_limit: int, seed: int) -> None:
+    def __init__(self, problem: Problem, memory: list[Floats], limit: float, states_limit: int) -> None:
         self.problem, self.memory = problem, memory
-        self.limit, self.states_limit, self.seed = limit, states_limit, seed
+        self.limit, self.states_limit = limit, states_limit
         self.best = _Point([], float("inf"), 0.0)
         self.width = self.cells = 0
         self.price = 0.0  # the price that gave the last subproblem its best bound
@@ -66,13 +66,13 @@ class _Limited:
             self.best = point
         return point
 
-    def closed(self, bound: float, gap: float = 0.0) -> bool:
-        """Whether no choice above ``bound`` is better than the best known by more than ``gap``."""
-        return bound >= self.best.cost - max(gap, CLOSE) * abs(self.best.cost)
+    def closed(self, bound: float) -> bool:
+        """Whether no choice above ``bound`` is better than the best known."""
+        return bound >= self.best.cost - CLOSE * abs(self.best.cost)
 
     def priced(self, problem: Problem, allowed: list[Ints], price: float, cache: Cache) -> tuple[_Point, float]:
         """Best choice of ``problem`` (that over ``allowed``) at ``price``, and a lower bound of cost + price * memory."""
-        found = run(self.with_memory(problem, allowed, price, cache), cache, self.states_limit, self.seed)
+        found = run(self.with_memory(problem, allowed, price, cache), cache, self.states_limit)
         self.width, self.cells = max(self.width, found.width), self.cells + found.cells
         return self.point([int(a[c]) for a, c in zip(allowed, found.choice, strict=True)]), found.bound
 
@@ -165,19 +165,13 @@ class _Limited:
 
 
 def within_memory(
-    names: Sequence[Hashable],
-    problem: Problem,
-    memory: list[Floats],
-    limit: float,
-    states_limit: int,
-    gap: float,
-    seed: int,
+    names: Sequence[Hashable], problem: Problem, memory: list[Floats], limit: float, states_limit: int
 ) -> Found:
     """Minimise ``problem`` with the memories of the chosen configurations summing to at most ``limit``.
 
     Raises :class:`PlanError` when nothing fits; the message gives the smallest footprint and the node that needs most.
     """
-    limited = _Limited(problem, memory, limit, states_limit, seed)
+    limited = _Limited(problem, memory, limit, states_limit)
     everything = [np.flatnonzero(np.isfinite(u)) for u in problem.unary]
     if any(a.size == 0 for a in everything):
         raise PlanError("search: a node has only forbidden configurations (cost inf); allow at least one for each node")
@@ -190,11 +184,11 @@ def within_memory(
             f"of which {largest!r} needs {least[largest]:.6g}; raise the limit or use more processes"
         )
     root = limited.dual(start)
-    if limited.best.choice and not limited.closed(root.bound, gap):
+    if limited.best.choice and not limited.closed(root.bound):
         again = limited.dual(limited.trim(limited.fixed(start)) or start)
         root = again if again.bound > root.bound else _Bounded(again.allowed, root.bound, again.over, again.under)
     heap, count = [(root.bound, 0, root)], 0
-    while heap and not limited.closed(heap[0][0], gap) and count < NODES:
+    while heap and not limited.closed(heap[0][0]) and count < NODES:
         for half in limited.halves(heapq.heappop(heap)[2]):
             fitting = limited.trim(half)
             if fitting is not None:

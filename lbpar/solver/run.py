@@ -21,7 +21,7 @@ CHEAP_CELLS = 50_000_000
 KEPT_LIMIT = 80_000_000
 
 
-def run(problem: Problem, cache: Cache, states_limit: int, seed: int) -> Found:
+def run(problem: Problem, cache: Cache, states_limit: int) -> Found:
     """Search ``problem``: exactly where the tables fit, bounded from both sides otherwise."""
     order = best_order(problem, CHEAP_CELLS)
     if order.cells <= CHEAP_CELLS:
@@ -39,5 +39,5 @@ def run(problem: Problem, cache: Cache, states_limit: int, seed: int) -> Found:
 
     start = best.choice or [int(np.argmin(u)) for u in problem.unary]
     inside = [int(np.searchsorted(k, c)) for k, c in zip(kept, start, strict=True)]
-    choice, cells = improve(smaller, inside, best.bound, fits, seed)
+    choice, cells = improve(smaller, inside, best.bound, fits)
     return Found(choice, smaller.total(choice), best.bound, order.width, best.cells + cells).of(problem, kept)

@@ -82,8 +82,6 @@ def minimise(
     memory: Mapping[Name, ArrayLike] | None = None,
     limit: float | None = None,
     states_limit: int = 1_000_000_000,
-    gap: float = 0.0,
-    seed: int = 0,
 ) -> Solution:
     """Choose one configuration per node so that node plus edge costs are least.
 
@@ -96,14 +94,12 @@ def minimise(
     limit : most that the memories of the chosen configurations may sum to.
     states_limit : table cells that the exact elimination may need; beyond, the search is bounded, not exact, and spends about
         as many.
-    gap : with a memory limit, stop once the answer is proven within this relative gap; 0 asks for the optimum. The search
-        also stops after a fixed number of subproblems; ``Solution.gap`` says what was proven.
-    seed : for the restarts of the bounded search; the exact search uses no randomness.
 
     Returns
     -------
     Solution
-        Ties between equal optima are broken the same way every time.
+        Ties between equal optima are broken the same way every time. With a memory limit, the search stops after a fixed number of
+        subproblems; ``Solution.gap`` says what was proven.
 
     Raises
     ------
@@ -114,10 +110,10 @@ def minimise(
     names, problem, cache = compile_problem(node_costs, edges)
     held = None if memory is None else [_held(n, u, memory) for n, u in zip(names, problem.unary, strict=True)]
     if limit is None:
-        found = run(problem, cache, states_limit, seed)
+        found = run(problem, cache, states_limit)
     else:
         held = held or [np.zeros(u.size) for u in problem.unary]
-        found = within_memory(names, problem, held, limit, states_limit, gap, seed)
+        found = within_memory(names, problem, held, limit, states_limit)
     if not np.isfinite(found.total):
         raise PlanError("search: every choice is forbidden (cost inf); allow at least one configuration for each node")
     exact = found.bound >= found.total - 1e-11 * abs(found.total)

@@ -314,11 +314,15 @@ def worst_of_large(exact: Reference, found: Mapping[str, float]) -> float:
     """Worst relative difference of the tensors that are not small beside others of their kind; of half types, where small ones are
     what is left when larger numbers cancel, the rest is rounding."""
     sizes = {value: root_mean_square(a) for value, a in exact.values.items() if value in found}
-    kinds = {value: kind_of(value) for value in sizes}
+    most = _largest_of_kind(sizes)
+    return max((d for value, d in found.items() if sizes[value] > LARGE * most[kind_of(value)]), default=0.0)
+
+
+def _largest_of_kind(sizes: Mapping[str, float]) -> dict[str, float]:
     most: dict[str, float] = {}
     for value, size in sizes.items():
-        most[kinds[value]] = max(most.get(kinds[value], 0.0), size)
-    return max((d for value, d in found.items() if sizes[value] > LARGE * most[kinds[value]]), default=0.0)
+        most[kind_of(value)] = max(most.get(kind_of(value), 0.0), size)
+    return most
 
 
 def kind_of(value: str) -> str:
@@ -328,14 +332,10 @@ def kind_of(value: str) -> str:
 
 def relative(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
     """Worst relative difference per tensor over all ranks' parts; infinite if any is not a number."""
-    most: dict[str, float] = {}
-    for value, (_, size) in parts[0].items():
-        kind = kind_of(value)
-        most[kind] = max(most.get(kind, 0.0), size)
-    out = {}
-    for value, (_, size) in parts[0].items():
-        kind = kind_of(value)
-        scale = max(size, FLOOR * most[kind]) or 1.0
+    sizes = {value: size for value, (_, size) in parts[0].items()}
+    most, out = _largest_of_kind(sizes), {}
+    for value, size in sizes.items():
+        scale = max(size, FLOOR * most[kind_of(value)]) or 1.0
         # max() would drop a NaN that is not the first of them.
         worst = max(float("inf") if np.isnan(p[value][0]) else p[value][0] for p in parts) / scale
         out[value] = float("inf") if np.isnan(worst) else worst

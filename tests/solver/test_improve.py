@@ -37,6 +37,6 @@ def test_improving_never_makes_worse_and_is_repeatable() -> None:
     for seed in range(20):
         p = problem(seed)
         start = [0] * len(p.unary)
-        choice, cells = improve(p, start, -np.inf, lambda order: order.cells <= 200, 3)
+        choice, cells = improve(p, start, -np.inf, lambda order: order.cells <= 200)
         assert p.total(choice) <= p.total(descend(p, start)) + 1e-9
-        assert (choice, cells) == improve(p, start, -np.inf, lambda order: order.cells <= 200, 3)
+        assert (choice, cells) == improve(p, start, -np.inf, lambda order: order.cells <= 200)

@@ -29,7 +29,7 @@ def test_a_variable_without_a_choice_connects_nothing() -> None:
     for _ in range(20):
         choice = [0, *rng.integers(0, 3, 70).tolist()]
         assert np.isclose(settled.total(choice), problem.total(choice))
-    assert np.isclose(run(settled, Cache(), 10**6, 0).total, problem.total(run(settled, Cache(), 10**6, 0).choice))
+    assert np.isclose(run(settled, Cache(), 10**6).total, problem.total(run(settled, Cache(), 10**6).choice))
 
 
 def test_factors_between_settled_variables_are_not_lost() -> None:
