@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lbpar.cost.kernel_time import HALF_TYPES
-from lbpar.cost.moves import busiest
+from lbpar.cost.moves import move_volumes
 from lbpar.cost.price import SLOTS, item_of, local_bytes
 from lbpar.graph.graph import TARGET
 from lbpar.pieces import SMALL, Pieces, piece_size
@@ -179,14 +179,22 @@ def _memory(
     state = SLOTS[optimizer] * sum(sizes[p] for p in trained)
     alive: dict[str, int] = {name: sizes[name] for name in program.feeds}
     busy: dict[str, int] = {}  # collectives under way
-    best: tuple[int, str, dict[str, int], int] | None = None
+    best: tuple[int, str, int] = (-1, "", 0)
+    held: dict[str, int] | None = None  # what is alive at the best
     now, moving = sum(alive.values()), 0
     arena = _Arena()
+    busiest = move_volumes(program.plan.grid).busiest(s.move for s in program.steps if isinstance(s, Start))
 
     def look(where: str) -> None:
-        nonlocal best
-        if best is None or now + moving > best[0]:
-            best = (now + moving, where, dict(alive), moving)
+        nonlocal best, held
+        if now + moving > best[0]:
+            best, held = (now + moving, where, moving), None
+
+    def keep() -> None:
+        """Before anything goes."""
+        nonlocal held
+        if held is None:
+            held = dict(alive)
 
     for step in program.steps:
         if not takes_part(step, program, rank):
@@ -196,7 +204,7 @@ def _memory(
                 continue
             if step.move.kind != "slice":
                 item = item_of(program, step.src, dtype, halves)
-                sent = busiest(step.move).elements * item
+                sent = busiest[step.move].elements * item
                 buffer = sent if step.move.kind != "allreduce" else 0 if step.donate else sizes[step.src]
                 busy[step.dst] = buffer
                 moving += buffer
@@ -215,6 +223,7 @@ def _memory(
                 arena.take(f"{start.dst}:move", sizes[start.src])
             continue
         if isinstance(step, Free):
+            keep()
             for name in step.buffers:
                 if name not in program.feeds:  # held in case the loss is not finite
                     now -= alive.pop(name, 0)
@@ -235,10 +244,12 @@ def _memory(
         label = getattr(step, "kernel", None)
         look(f"{getattr(step, 'node', '')} {label.name}" if label else _place(step))
         if isinstance(step, Wait):
+            keep()
             moving -= busy.pop(step.dst, 0)
             arena.give(f"{step.dst}:move")
-    assert best is not None
-    peak, where, held, buffers = best
+    keep()
+    assert held is not None
+    peak, where, buffers = best
     gradients = sum(v for k, v in held.items() if k in grads or ":grad" in k)
     ghosts = sum(v for k, v in held.items() if k in program.buffers and program.buffers[k].layout.has_ghosts)
     rest = peak - buffers - gradients - ghosts

@@ -6,7 +6,7 @@ after share them: dimensions that are alike in this have one number (their *case
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from math import prod
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.cost.machine import Machine, Term
-from lbpar.cost.traffic import even_exchange, largest_exchange, longest, traffic
-from lbpar.layout.cuts import Ints, Many, Numbering, bits, by_value, cuts_of
+from lbpar.cost.traffic import even_exchange, largest_exchanges, longest, traffic
+from lbpar.layout.cuts import Ints, Many, Numbering, bits, by_value, cuts_of, distinct
 from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
@@ -28,18 +28,25 @@ Floats = NDArray[np.float64]
 #: Processes up to which bytes and messages are counted rank by rank.
 COUNTED = 4096
 KINDS: tuple[MoveKind, ...] = get_args(MoveKind)
+#: Those that depend on what every member of a group wants.
+EXCHANGED = [KINDS.index(kind) for kind in ("alltoall", "halo", "p2p", "accumulate")]
+#: Those in which the rank with the largest block sends most.
+WHOLE = [KINDS.index(kind) for kind in ("allreduce", "allgather", "slice")]
 #: Cuts of a tensor, at most: samples, three of space, channels, and where it is.
 MOST_DIMS = 6
+#: Stages of a transition, at most (see `lbpar.layout.transition.stages`).
+MOST_STAGES = 6
 #: Axes, and the dimension itself where ghosts, several loops or one part that has all make it more than a plain cut.
 Cut = tuple[tuple[Axes, ...], Dim | None]
 
 
-def grown(rows: NDArray[Any], size: int) -> NDArray[Any]:
-    """An array with room for so many rows, the new ones zero."""
-    if size <= len(rows):
-        return rows
-    more = np.zeros((2 * size, *rows.shape[1:]), rows.dtype)
-    more[: len(rows)] = rows
+def roomy(table: NDArray[Any], *shape: int, fill: float = 0) -> NDArray[Any]:
+    """A table with room for so many entries along its first axes."""
+    shape += table.shape[len(shape) :]
+    if all(a >= b for a, b in zip(table.shape, shape, strict=True)):
+        return table
+    more = np.full([a if a >= b else b + b // 2 for a, b in zip(table.shape, shape, strict=True)], fill, table.dtype)
+    more[tuple(map(slice, table.shape))] = table
     return more
 
 
@@ -57,7 +64,7 @@ class Made:
         """Every value of all things, by number; at least those of ``numbers`` are made."""
         size = int(numbers.max(initial=-1)) + 1
         if size > self._known.size:
-            self._values, self._known = [grown(v, size) for v in self._values], grown(self._known, size)
+            self._values, self._known = [roomy(v, size) for v in self._values], roomy(self._known, size)
         new = ~self._known[numbers]
         if new.any():
             missing = np.zeros(size, bool)
@@ -69,7 +76,7 @@ class Made:
         return self._values
 
 
-def block_size(extent: int, parts: Many) -> Many:
+def block_size(extent: Many, parts: Many) -> Many:
     """Most indices of a dimension that a rank holds; a negative number of parts gives it, whatever the extent."""
     return np.where(parts > 0, -(-extent // np.maximum(parts, 1)), -parts)
 
@@ -89,8 +96,10 @@ class MoveVolumes:
         self._keys = Numbering()  # of cases: cuts before and after, axes, grid of these
         self._parts = Made(self._cut_parts, 1)
         self._described = Made(self._describe, 6)
-        self._by_extent: dict[Any, Made] = {}
-        self._case(0, 0, 0)  # number 0: not cut, nothing moves
+        self._extents = Numbering()
+        self._busiest: dict[Move, Volume] = {}
+        #: By extent and case: the largest block before and after, and what `largest_exchange` says; negative where not yet counted.
+        self._counted = np.zeros((0, 0, 5))
 
     def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
@@ -126,64 +135,121 @@ class MoveVolumes:
             out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0)), lone))
         return np.array(out).T
 
-    def _table(self, make: Callable[[int, Ints], Many], extent: int, width: int) -> Made:
-        """What is made of every case of a dimension of some extent."""
-        if (make, extent) not in self._by_extent:
-            self._by_extent[make, extent] = Made(lambda cases: make(extent, cases), width)
-        return self._by_extent[make, extent]
+    def rows(self, shape: Iterable[Many]) -> list[Many]:
+        """Numbers of extents."""
+        return [np.array([self._extents(e) for e in np.ravel(x).tolist()]).reshape(np.shape(x)) for x in shape]
 
-    def _sizes(self, extent: int, cases: Ints) -> Many:
+    def count(self, asked: Iterable[tuple[Sequence[Many], Ints]]) -> None:
+        """Count what tensors need for some stages, all at once: numbers of their extents, and columns as of `MovePrices`."""
+        size = (len(self._extents.things), len(self._keys.things))
+        self._counted = roomy(self._counted, *size, fill=-1)
+        new = np.zeros((*size, 2), bool)
+        for rows, (kinds, *_, cases) in ((r, (c[0], c[4:])) for r, c in asked):
+            sends = np.isin(kinds, self._exchanged())
+            for row, case in zip(rows, cases, strict=False):
+                new[row, case, 0] = True
+                new[row if np.ndim(row) == 0 else row[sends], case[sends], 1] = True
+        for made, (first, end), make in ((0, (0, 2), self._sizes), (1, (2, 5), self._exchanges)):
+            e, c = np.nonzero(new[..., made] & (self._counted[: size[0], : size[1], first] < 0))
+            if e.size:
+                self._counted[e, c, first:end] = make(np.array(self._extents.things)[e], c).T
+
+    def _exchanged(self) -> list[int]:
+        """Kinds of stages of which it matters what every member wants: sums only where all go to one part."""
+        return EXCHANGED + [KINDS.index("reduce_scatter")] * self.cuts.has_at
+
+    def _sizes(self, extents: Ints, cases: Ints) -> Many:
         """The largest block before and after."""
-        return [block_size(extent, self._described.of(cases, end)) for end in (0, 1)]
+        return np.array([block_size(extents, self._described.of(cases, end)) for end in (0, 1)])
 
-    def _exchanges(self, extent: int, cases: Ints) -> Many:
+    def _exchanges(self, extents: Ints, cases: Ints) -> Ints:
         """`largest_exchange`."""
-        before, after, share, readers, leaves, _ = (v[cases] for v in self._described.made(cases))
-        held, wanted = block_size(extent, before), block_size(extent, after)
+        before, after, share, readers, leaves, _ = (v[cases].astype(int) for v in self._described.made(cases))
+        held, wanted = block_size(extents, before), block_size(extents, after)
         whole = (before == 1) & (share == 1)  # most leaves where the block that is kept is small
-        kept = np.where(whole, extent // np.maximum(after, 1), np.minimum(held, wanted))
+        kept = np.where(whole, extents // np.maximum(after, 1), np.minimum(held, wanted))
         out = np.array(
-            [held // share, np.where(whole, np.minimum(readers, extent), readers), np.where(leaves, 0, kept)]
+            [held // share, np.where(whole, np.minimum(readers, extents), readers), np.where(leaves, 0, kept)]
         )
-        even = (held * before == extent) & (wanted * after == extent)
+        even = (held * before == extents) & (wanted * after == extents)
         same = (before == after) & (share == 1) & (readers == 1) & (leaves == 0)
         uneven = (readers == 0) | ~(even | whole | same | (after == 1))
-        for i in np.flatnonzero(uneven).tolist():
-            out[:, i] = _exchange(extent, *self._keys.things[cases[i]])
+        keys = zip(extents[uneven].tolist(), self._keys.of(cases[uneven]), strict=True)
+        found = largest_exchanges([(_dim(s, e), _dim(t, e), axes, grid) for e, (s, t, axes, grid) in keys])
+        out[:, uneven] = np.reshape(found, (-1, 3)).T
         return out
 
-    def volume(
-        self, kind: MoveKind, ways: Ints, copies: Ints, cases: Sequence[Ints], shape: tuple[int, ...]
-    ) -> tuple[Many, Many, Many]:
-        """Elements and messages that the busiest rank sends (but for slices), and elements of the block that it then holds; the largest blocks are taken
-        in every dimension.
+    def volumes(self, rows: Sequence[Many], columns: Ints) -> tuple[Floats, Floats, Floats]:
+        """Elements and messages that the busiest rank sends in some stages, and elements of the block that it then holds; the largest
+        blocks are taken in every dimension.
 
         Parameters
         ----------
-        ways, copies : int arrays
-            Processes of the groups; those of them along axes that do not cut what arrives.
+        rows : sequence of int or int arrays
+            Numbers of extents that were counted: of one tensor, of one per row of an array, or of one for each stage.
+        columns : int array
+            Stages: kind, group, processes, those of them that get copies, case of every dimension.
         """
+        kinds, _, ways, copies, *cases = columns
+        dims = list(zip(rows, cases, strict=False))
 
-        def product(make: Callable[[int, Ints], Many], width: int, rows: Sequence[int], start: Many = 1) -> list[Many]:
-            tables = [self._table(make, e, width).made(c) for e, c in zip(shape, cases, strict=True)]
-            return [prod((t[row][c] for t, c in zip(tables, cases, strict=True)), start=start) for row in rows]
+        def product(value: int, at: Any = slice(None)) -> Many:
+            parts = (self._counted[row[at] if row.shape == kinds.shape else row, case[at], value] for row, case in dims)
+            return prod(parts, start=np.ones(kinds[at].size))
 
-        (after,) = product(self._sizes, 2, (1,), np.ones(ways.size))
-        if kind == "slice":
-            return after, after, after
-        if kind == "allreduce":
-            return 2 * after * (ways - 1) / ways, 2 * (ways - 1), after
-        if kind == "allgather":
-            (block,) = product(self._sizes, 2, (0,))
-            return block * (ways - 1), ways - 1, after
-        lone = sum(self._described.of(c, 5) for c in cases) > 0 if self.cuts.has_at else False
-        if kind == "reduce_scatter" and not np.any(lone):
-            return after * (ways - 1), ways - 1, after
-        sent, readers, kept = product(self._exchanges, 3, (0, 1, 2))
-        sent, readers = sent * copies - kept, readers * copies - (kept > 0)
-        if kind == "reduce_scatter":  # to one part all others send all that they have
-            return np.where(lone, sent, after * (ways - 1)), np.where(lone, readers, ways - 1), after
-        return sent, readers, after
+        after = product(1)
+        sent, messages = np.zeros_like(after), np.zeros_like(after)
+        for code, kind in enumerate(KINDS):
+            at = np.flatnonzero(kinds == code)
+            if not at.size or kind == "slice":
+                continue
+            p = ways[at]
+            if kind == "allreduce":
+                sent[..., at], messages[..., at] = 2 * after[..., at] * (p - 1) / p, 2 * (p - 1)
+            elif kind in ("reduce_scatter", "allgather"):
+                block = after[..., at] if kind == "reduce_scatter" else product(0, at)
+                sent[..., at], messages[..., at] = block * (p - 1), p - 1
+                if kind == "reduce_scatter" and self.cuts.has_at:  # to one part all others send all that they have
+                    at = at[sum(self._described.of(c[at], 5) for c in cases) > 0]
+            if code in self._exchanged() and at.size:
+                most, readers, kept = (product(value, at) for value in (2, 3, 4))
+                sent[..., at], messages[..., at] = most * copies[at] - kept, readers * copies[at] - (kept > 0)
+        return sent, messages, after
+
+    def columns(self, s: Stage) -> list[Many]:
+        """Stages as numbers: kind, axes, processes, those of them that get copies, case of every dimension."""
+        goal = reduce(or_, (self.cuts.mask(d) for d in s.dst), 0)
+        return [KINDS.index(s.kind), s.axes, self.ways[s.axes], self.ways[s.axes & ~goal], *self.cases(s)]
+
+    def of_moves(self, moves: Sequence[Move]) -> tuple[list[Many], Ints]:
+        """Numbers of extents of some moves, counted, and their columns; tensors with fewer dimensions have further ones of extent 1."""
+        none = self.cases(Stage("slice", 0, (0,), (0,)))
+        rows = self.rows(np.array([(*m.src.shape, *[1] * (MOST_DIMS - len(m.src.dims))) for m in moves]).T)
+        columns = np.array([[*self.columns(s), *none * (MOST_DIMS - len(s.src))] for s in map(_stage, moves)]).T
+        self.count([(rows, columns)])
+        return rows, columns
+
+    def busiest(self, moves: Iterable[Move]) -> dict[Move, Volume]:
+        """What the rank that sends most sends in moves, these and those of earlier calls: exact up to `COUNTED` processes, that of the
+        largest blocks beyond."""
+        new = [m for m in dict.fromkeys(moves) if m not in self._busiest]
+        if new:
+            rows, columns = self.of_moves(new)
+            sent, messages, after = self.volumes(rows, columns)
+            kinds, p = columns[0], columns[2]
+            if self.grid.size <= COUNTED:
+                sent = np.where(kinds == KINDS.index("allreduce"), after + (p - 2) * np.ceil(after / p), sent)
+            exact = np.isin(kinds, WHOLE) | (self.grid.size > COUNTED)
+            even = np.ones_like(exact)  # where all blocks are equal, all ranks send alike
+            for row, cases in zip(rows, columns[4:], strict=True):
+                for end in (0, 1):
+                    parts = self._described.of(cases, end).astype(int)
+                    even &= (parts > 0) & (np.array(self._extents.things)[row] % np.maximum(parts, 1) == 0)
+            largest = zip(new, exact | even, messages.tolist(), sent.tolist(), strict=True)
+            self._busiest.update(
+                (m, Volume(int(n), int(k)) if known else traffic(m).busiest) for m, known, n, k in largest
+            )
+        return self._busiest
 
 
 class MovePrices:
@@ -193,17 +259,15 @@ class MovePrices:
         self.machine, self.grid, self.volumes = machine, grid, move_volumes(grid)
         self.cuts, self.ways = self.volumes.cuts, self.volumes.ways
         self._groups = Numbering()  # the levels that they span
+        self._group = Made(lambda axes: np.array([self._levels(a) for a in axes.tolist()]), 1)
         self._terms: dict[MoveKind, Made] = {}
-        self._between = np.full((1, 1), -1, np.int32)  # numbers of transitions
-        self._spans = np.zeros(
-            (1, 2), np.int32
-        )  # of every transition: its first stage, the end of its stages; 0 has none
-        self._stages = np.zeros((0, 4 + MOST_DIMS), np.int64)
-        self._counts = [1, 0]  # transitions and stages so far
-        self._prices: dict[tuple[tuple[int, ...], int], Made] = {}
+        self._between = np.zeros((1, 1), np.int32)  # numbers of transitions, from 1 on
+        #: Stages by number; of every transition the numbers of its stages. The first of each is none.
+        self._stages, self._steps = np.zeros((1, 4 + MOST_DIMS), np.int32), np.zeros((1, MOST_STAGES), np.int32)
+        self._counts = [1, 1]  # stages and transitions so far
         self._moves: dict[tuple[Move, int], float] = {}
 
-    def _group(self, axes: int) -> int:
+    def _levels(self, axes: int) -> int:
         """The number of groups over links like those of these axes."""
         return self._groups(self.machine.parts(self.grid, self.cuts.axes(axes)))
 
@@ -220,95 +284,114 @@ class MovePrices:
 
     def allreduce(self, axes: Ints) -> Term:
         """What allreduces over sets of axes cost."""
-        return self.terms("allreduce", by_value(self._group, axes))[0]
-
-    def _columns(self, s: Stage) -> list[Many]:
-        """What stages are priced by: kind, group, processes, those of them that get copies, case of every dimension."""
-        goal = reduce(or_, (self.cuts.mask(d) for d in s.dst), 0)
-        group, ways, copies = by_value(self._group, s.axes), self.ways[s.axes], self.ways[s.axes & ~goal]
-        return [KINDS.index(s.kind), group, ways, copies, *self.volumes.cases(s)]
+        return self.terms("allreduce", self._group.of(axes).astype(int))[0]
 
     def of_moves(self, asked: Collection[tuple[Move, int]]) -> list[float]:
-        """Seconds of moves with so many bytes per element; those of one shape are priced at once."""
-        new: dict[tuple[tuple[int, ...], int], list[Move]] = {}
-        for move, item in dict.fromkeys(asked):
-            if (move, item) not in self._moves:
-                new.setdefault((_extents(move), item), []).append(move)
-        for (shape, item), moves in new.items():
-            columns = np.array([self._columns(_stage(m)) for m in moves]).T
-            for m, seconds in zip(moves, self.stage_seconds(shape, item, columns), strict=True):
-                self._moves[m, item] = float(seconds)
+        """Seconds of moves with so many bytes per element; new ones are priced at once."""
+        new = [m for m in dict.fromkeys(asked) if m not in self._moves]
+        if new:
+            rows, columns = self.volumes.of_moves([move for move, _ in new])
+            columns[1] = self._group.of(columns[1])
+            seconds = self.stage_seconds(rows, np.array([item for _, item in new]), columns)
+            self._moves.update(zip(new, seconds.tolist(), strict=True))
         return [self._moves[m] for m in asked]
 
-    def between(self, src: Ints, dst: Ints) -> Ints:
+    def between(self, *asked: tuple[Ints, Ints]) -> list[Ints]:
         """Numbers of the transitions from some layouts to others, by the numbers of these; 0 where nothing moves."""
         n, known = len(self.cuts.places.things), len(self._between)
         if n > known:
-            more = np.full((2 * n, 2 * n), -1, np.int32)
+            more = np.zeros((n + n // 4, n + n // 4), np.int32)
             more[:known, :known] = self._between
             self._between = more
-        found = self._between[src, dst]
-        new = found < 0
-        if not new.any():
-            return found
-        a, b = (x[new] for x in np.broadcast_arrays(src, dst))
-        a, b = np.divmod(np.unique(a.astype(np.int64) * n + b), n)
-        here, there = (np.array(self.cuts.places.of(x)).T for x in (a, b))
-        made = stages(self.cuts, list(here[:-1]), list(there[:-1]), here[-1], there[-1], shape=a.shape)
-        self._between[a, b] = self.transitions(made, a.size)
-        return self._between[src, dst]
+        new = []
+        for pair in asked:
+            a, b = (x.reshape(-1) for x in np.broadcast_arrays(*pair))
+            at = np.flatnonzero(self._between[a, b] == 0)
+            self._between[a[at], b[at]] = -1  # met
+            new.append(np.unique(a[at].astype(np.int64) * n + b[at]))
+        if any(x.size for x in new):
+            a, b = np.divmod(np.concatenate(new), n)
+            # Tensors with fewer dimensions have further ones that nothing cuts.
+            places = [(partial, *dims, *[0] * (MOST_DIMS - len(dims))) for *dims, partial in self.cuts.places.things]
+            here, there = (list(np.array(places)[x].T) for x in (a, b))
+            made = stages(self.cuts, here[1:], there[1:], here[0], there[0], shape=a.shape)
+            self._between[a, b] = self.transitions(made, a.size) + 1
+        return [self._between[pair] - 1 for pair in asked]
 
     def transitions(self, made: Sequence[Stage], count: int) -> Ints:
         """Numbers of so many transitions that are made of these stages; 0 where nothing moves."""
-        places: list[Many] = [s.at for s in made]
-        at = np.concatenate(places) if made else np.zeros(0, int)
-        rows = [np.stack(np.broadcast_arrays(*self._columns(s), x)[:-1], 1) for s, x in zip(made, places, strict=True)]
-        moves, of = np.unique(at, return_inverse=True)
-        (known, first), new = self._counts, np.bincount(of, minlength=moves.size)
-        end = first + np.cumsum(new)
-        self._counts = [known + moves.size, first + at.size]
-        self._spans, self._stages = grown(self._spans, self._counts[0]), grown(self._stages, self._counts[1])
-        self._spans[known : self._counts[0]] = np.stack([end - new, end], 1)
-        if rows:
-            ordered = np.concatenate(rows)[np.argsort(at, kind="stable")]
-            self._stages[first : self._counts[1], : ordered.shape[1]] = ordered
-        out = np.zeros(count, int)
+        out, step = np.zeros(count, int), np.zeros(count, int)
+        if not made:
+            return out
+        at = [np.asarray(s.at) for s in made]
+        rows = np.concatenate(
+            [np.stack(np.broadcast_arrays(*self.volumes.columns(s), x)[:-1], 1) for s, x in zip(made, at, strict=True)]
+        )
+        rows[:, 1] = self._group.of(rows[:, 1])
+        first, number = distinct(*rows.T)
+        (stage, known), moves = self._counts, np.unique(np.concatenate(at))
+        self._counts = [stage + first.size, known + moves.size]
+        self._stages, self._steps = roomy(self._stages, self._counts[0]), roomy(self._steps, self._counts[1])
+        self._stages[stage : self._counts[0], : rows.shape[1]] = rows[first]
         out[moves] = known + np.arange(moves.size)
+        begin = 0
+        for x in at:
+            self._steps[out[x], step[x]] = stage + number[begin : begin + x.size]
+            step[x], begin = step[x] + 1, begin + x.size
         return out
 
     def communicates(self, transition: int) -> bool:
         """Whether a numbered transition is more than slices."""
-        first, end = self._spans[transition]
-        return bool((self._stages[first:end, 0] != KINDS.index("slice")).any())
+        steps = self._steps[transition]
+        return bool((self._stages[steps[steps > 0], 0] != KINDS.index("slice")).any())
 
-    def seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Floats:
-        """Seconds of numbered transitions of a tensor; ``item`` is bytes per element."""
-        if (shape, item) not in self._prices:
-            one = (1,)  # stages may have a case for where the tensor is, too
-            self._prices[shape, item] = Made(
-                lambda new: self._transition_seconds((*shape, *(one * self.cuts.has_at)), item, new), 1
-            )
-        return self._prices[shape, item].of(transitions)
+    def seconds(self, asked: Sequence[tuple[tuple[int, ...], int, Ints]]) -> list[Floats]:
+        """Seconds of arrays of numbered transitions of tensors: for each its shape, bytes per element, and the transitions."""
+        alike: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], list[int]]] = {}  # but for the last extent
+        for i, (shape, item, _) in enumerate(asked):
+            alike.setdefault((shape[:-1], item), {}).setdefault(shape[-1:], []).append(i)
+        one = (1,) * self.cuts.has_at  # stages may have a case for where the tensor is, too
+        found, needed = [], []
+        for (lead, item), of in alike.items():
+            which = used(len(self._steps), *(asked[i][2] for each in of.values() for i in each))
+            steps = self._steps[which]
+            for last, each in of.items():
+                own = self._steps[used(len(self._steps), *(asked[i][2] for i in each))]
+                stage = used(len(self._stages), own[own > 0])
+                needed.append((self.volumes.rows((*lead, *last, *one)), self._stages[stage].T))
+            rows = self.volumes.rows((*lead, *np.array([*of]).T[..., None], *one))
+            found.append((item, rows, which, steps, used(len(self._stages), steps[steps > 0])))
+        self.volumes.count(needed)
+        out: dict[int, Floats] = {}
+        for of, (item, rows, which, steps, stage) in zip(alike.values(), found, strict=True):
+            prices = np.zeros((len(of), len(self._stages)))
+            prices[:, stage] = self.stage_seconds(rows, item, self._stages[stage].T)
+            for each, price in zip(of.values(), prices, strict=True):
+                total = np.zeros(len(self._steps))
+                total[which] = price[steps].sum(1)
+                out.update((i, total[asked[i][2]]) for i in each)
+        return [out[i] for i in range(len(asked))]
 
-    def _transition_seconds(self, shape: tuple[int, ...], item: int, transitions: Ints) -> Many:
-        first, end = self._spans[transitions].T
-        count = end - first
-        rows = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
-        seconds = self.stage_seconds(shape, item, self._stages[rows].T)
-        return np.bincount(np.repeat(np.arange(count.size), count), seconds, count.size)
-
-    def stage_seconds(self, shape: tuple[int, ...], item: int, columns: Ints) -> Floats:
-        """Seconds of stages, packing and unpacking included; ``shape`` has an extent for every case."""
-        out = np.zeros(columns.shape[1])
+    def stage_seconds(self, rows: Sequence[Many], item: Many, columns: Ints) -> Floats:
+        """Seconds of stages, packing and unpacking included (see `MoveVolumes.volumes`)."""
+        sent, messages, after = self.volumes.volumes(rows, columns)
+        out, sent = self.machine.copy_seconds(after * item), sent * item
         for code, kind in enumerate(KINDS):
             at = np.flatnonzero(columns[0] == code)
-            if at.size:
-                group, ways, copies, *cases = columns[1:, at][: 3 + len(shape)]
-                sent, messages, after = self.volumes.volume(kind, ways, copies, cases, shape)
-                out[at] = self.machine.copy_seconds(after * item) if kind != "allreduce" else 0.0
-                if kind != "slice":
-                    out[at] += np.minimum(*(t.seconds(sent * item, messages) for t in self.terms(kind, group)))
+            if at.size and kind != "slice":
+                moved = np.minimum(
+                    *(t.seconds(sent[..., at], messages[..., at]) for t in self.terms(kind, columns[1, at]))
+                )
+                out[..., at] = moved + (0 if kind == "allreduce" else out[..., at])
         return out
+
+
+def used(count: int, *arrays: Ints) -> Ints:
+    """Those of so many numbers that occur."""
+    flags = np.zeros(count, bool)
+    for a in arrays:
+        flags[a] = True
+    return np.flatnonzero(flags)
 
 
 def _renumbered(d: Dim, number: Mapping[int, int]) -> Cut:
@@ -329,13 +412,6 @@ def _plain(d: Dim) -> bool:
     return d.window is None and len(d.factors) == 1 and d.at is None
 
 
-def _exchange(extent: int, s: Cut, t: Cut, axes: Axes, grid: Grid) -> tuple[int, int, int]:
-    # Blocks of an extent that all axes divide are multiples of those of the smallest such extent.
-    scale = extent // grid.size if s[1] is t[1] is None and extent % grid.size == 0 else 1
-    sent, readers, kept = largest_exchange(_dim(s, extent // scale), _dim(t, extent // scale), axes, grid)
-    return sent * scale, readers, kept * scale
-
-
 @lru_cache(maxsize=8)
 def move_prices(machine: Machine, grid: Grid) -> MovePrices:
     """The prices of moves on a grid of a machine."""
@@ -348,33 +424,22 @@ def move_volumes(grid: Grid) -> MoveVolumes:
     return MoveVolumes(grid)
 
 
-def _extents(move: Move) -> tuple[int, ...]:
-    """Of what moves: the shape, and 1 for where it is if that is not everywhere."""
-    return move.src.shape if move.src.at is move.dst.at is None else (*move.src.shape, 1)
-
-
 def _stage(move: Move) -> Stage:
-    cuts, n = cuts_of(move.src.grid), len(_extents(move))
+    cuts, n = cuts_of(move.src.grid), len(move.src.dims) + (not move.src.at is move.dst.at is None)
     src, dst = (tuple(cuts.number(d) for d in x.cuts[:n]) for x in (move.src, move.dst))
     return Stage(move.kind, bits(move.axes), src, dst)
 
 
-@lru_cache(maxsize=1 << 15)
-def busiest(move: Move) -> Volume:
-    """What the rank that sends most in a move sends: exact up to `COUNTED` processes, that of the largest blocks beyond."""
-    if move.src.grid.size <= COUNTED:
-        return traffic(move).busiest
-    if move.kind == "slice":
-        return Volume()
-    s, volumes = _stage(move), move_volumes(move.src.grid)
-    left = s.axes & ~reduce(or_, (volumes.cuts.mask(d) for d in s.dst), 0)
-    ways, copies, *cases = (np.array([x]) for x in (volumes.ways[s.axes], volumes.ways[left], *volumes.cases(s)))
-    sent, messages, _ = volumes.volume(move.kind, ways, copies, cases, _extents(move))
-    return Volume(int(messages[0]), int(sent[0]))
+def prices_of_moves(asked: Collection[tuple[Move, int]], machine: Machine) -> list[tuple[float, int, int]]:
+    """Seconds, bytes and messages of moves on one grid, the two latter of the busiest rank; with each its bytes per element."""
+    if not asked:
+        return []
+    prices = move_prices(machine, next(iter(asked))[0].src.grid)
+    most = prices.volumes.busiest(move for move, _ in asked)
+    seconds = zip(asked, prices.of_moves(asked), strict=True)
+    return [(s, most[move].elements * item, most[move].messages) for (move, item), s in seconds]
 
 
-@lru_cache(maxsize=1 << 15)
 def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
     """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
-    (seconds,) = move_prices(machine, move.src.grid).of_moves([(move, item)])
-    return seconds, busiest(move).elements * item, busiest(move).messages
+    return prices_of_moves([(move, item)], machine)[0]

@@ -6,7 +6,7 @@ are those of the busiest rank, seconds those of the largest block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -14,7 +14,7 @@ from math import prod
 from lbpar.config.optimizers import OPTIMIZERS
 from lbpar.cost.kernel_time import active_processes, flops, item_bytes, kernel_seconds, local_extents
 from lbpar.cost.machine import Machine, Many
-from lbpar.cost.moves import move_price, move_prices
+from lbpar.cost.moves import prices_of_moves
 from lbpar.cost.traffic import longest
 from lbpar.graph.loops import Kernel
 from lbpar.layout.exchange import allreduce_volume
@@ -129,20 +129,27 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
     optimizer : str
         A key of `SLOTS`.
     """
-    moves = [(m.move, item_of(program, m.src, dtype, machine.half_arrays)) for m in program.moves]
-    move_prices(machine, program.plan.grid).of_moves(moves)  # all at once, which is faster
-    return Price(tuple(_step(s, program, machine, dtype, optimizer) for s in program.steps))
+    single = [s for s in program.steps if isinstance(s, Start)]
+    asked = [(s.move, item_of(program, s.src, dtype, machine.half_arrays)) for s in single]
+    moves = {id(s): found for s, found in zip(single, prices_of_moves(asked, machine), strict=True)}
+    return Price(tuple(_step(s, program, machine, dtype, optimizer, moves) for s in program.steps))
 
 
-def _step(step: Step, program: Program, machine: Machine, dtype: str, optimizer: str) -> StepPrice:
+def _step(
+    step: Step,
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    optimizer: str,
+    moves: Mapping[int, tuple[float, int, int]],
+) -> StepPrice:
     match step:
         case Compute():
             op_grid = tuple(program.plan[owner(step, program)].items())
             seconds, work = _kernel(step.kernel, program.plan.grid, op_grid, machine, dtype)
             return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
         case Start():
-            item = item_of(program, step.src, dtype, machine.half_arrays)
-            seconds, sent, messages = move_price(step.move, item, machine)
+            seconds, sent, messages = moves[id(step)]
             group = step.move.src.grid.ways(step.move.axes)
             return StepPrice(step.move.kind, step.node, step.phase, seconds, sent, messages, 0.0, group, step.dst)
         case StartMany():

@@ -8,7 +8,7 @@ so 65,536 ranks cost little.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -25,7 +25,9 @@ from lbpar.layout.transition import Move
 # Pairs of blocks of one dimension that may be compared; beyond, blocks are sampled.
 PAIRS = 1 << 20
 # The same where only the largest exchange is asked for.
-SAMPLED_PAIRS = 1 << 13
+SAMPLED_PAIRS = 1 << 12
+# Pairs that are compared at once: their arrays stay in a cache.
+AT_ONCE = 1 << 16
 
 Coords = Mapping[int, Many]
 
@@ -193,55 +195,108 @@ def _primes(size: int) -> tuple[int, ...]:
     return Grid.of(size).sizes
 
 
-class _Pairs(NamedTuple):
-    """Of some ranks which block of one cut each holds and which of another it wants, numbered as in `blocks`; and the blocks that members
-    of its group want: rows of ``theirs``, the row of each rank being ``row``, and ``first`` a rank for each row."""
+class _Roles(NamedTuple):
+    """Of axes along which a dimension is cut before or after an exchange, the sizes of those over which members of a group want different
+    blocks: ``both`` cut before, too, ``theirs`` do not; ``mine`` are all others. ``before``, ``after``: of every axis, in this order, how
+    many blocks further the next coordinate is."""
 
-    held: np.ndarray
-    wanted: np.ndarray
-    theirs: np.ndarray
-    row: np.ndarray
-    first: np.ndarray
-
-
-@lru_cache(maxsize=1 << 7)
-def _pairs(x: Axes, y: Axes, moved: Axes, grid: Grid) -> _Pairs:
-    """What ranks hold by a cut along ``x`` and want by one along ``y``, in groups over ``moved``: all, or so many that at most
-    `SAMPLED_PAIRS` of them and members are compared."""
-    x, y, ways, rank = x[::-1], y[::-1], grid.ways(moved), np.arange(grid.size)
-    if grid.size * ways > SAMPLED_PAIRS:
-        rank = np.unique(np.linspace(0, grid.size - 1, max(16, SAMPLED_PAIRS // ways)).astype(int))
-    here = {a: rank // grid.strides[a] % grid.sizes[a] for a in grid.axes}
-    # What members want depends on a rank only by what it holds and by where it stays.
-    alike = _flat(tuple(a for a in grid.axes if a in x or a not in moved), grid, here)
-    _, first, row = np.unique(np.broadcast_to(alike, rank.shape), return_index=True, return_inverse=True)
-    stay = {a: 0 if a in moved else c[first] for a, c in here.items()}
-    go = dict.fromkeys(y, 0) | _enumerate(tuple(a for a in y if a in moved), grid)
-    theirs = np.asarray(_flat(y, grid, stay))[..., None] + _flat(y, grid, go)
-    held, wanted = (np.broadcast_to(_flat(z, grid, here), rank.shape) for z in (x, y))
-    return _Pairs(held, wanted, np.atleast_2d(theirs), row, first)
+    both: tuple[int, ...]
+    mine: tuple[int, ...]
+    theirs: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
+def _roles(x: Axes, y: Axes, moved: Axes, grid: Grid) -> _Roles:
+    both, theirs = ([a for a in y if a in moved and (a in x) == cut] for cut in (True, False))
+    mine = [a for a in dict.fromkeys((*x, *y)) if a not in both and a not in theirs]
+    kinds = [sorted(kind, key=lambda a: grid.sizes[a]) for kind in (both, mine, theirs)]
+    sizes = [tuple(grid.sizes[a] for a in kind) for kind in kinds]
+    steps = [{a: grid.ways(cut[i + 1 :]) for i, a in enumerate(cut)} for cut in (x, y)]
+    before, after = (tuple(step.get(a, 0) for kind in kinds for a in kind) for step in steps)
+    return _Roles(sizes[0], sizes[1], sizes[2], before, after)
+
+
 def largest_exchange(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
     """Of one dimension, at the coordinates where most leaves: indices sent to members of a group (kept ones included), members that
     get any, indices kept."""
-    if len(s.factors) > 1 or len(d.factors) > 1:
-        (sent, readers), kept = _sent(s, d, axes, grid), _kept(s, d, grid)
-        where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
-        total, count, own = (_product([t], where, grid) for t in (sent, readers, kept))
+    return largest_exchanges([(s, d, axes, grid)])[0]
+
+
+def largest_exchanges(asked: Sequence[tuple[Dim, Dim, Axes, Grid]]) -> list[tuple[int, int, int]]:
+    """`largest_exchange` of many, those at once whose axes have equal roles and sizes."""
+    out: dict[int, tuple[int, int, int]] = {}
+    alike: dict[tuple[tuple[int, ...], ...], list[tuple[int, _Roles]]] = {}
+    for i, (s, d, axes, grid) in enumerate(asked):
+        if len(s.factors) > 1 or len(d.factors) > 1:
+            out[i] = _counted(s, d, axes, grid)
+        else:
+            roles = _roles(s.all_axes, d.all_axes, axes, grid)
+            alike.setdefault(roles[:3], []).append((i, roles))
+    for (both, mine, theirs), which in alike.items():
+        rows, members = prod((*both, *mine)), prod((*both, *theirs))
+        if rows * members > SAMPLED_PAIRS:
+            rows = min(rows, max(16, SAMPLED_PAIRS // members))
+        many = max(1, AT_ONCE // (rows * members))
+        for part in (which[i : i + many] for i in range(0, len(which), many)):
+            found = _largest(rows, [asked[i] for i, _ in part], [r for _, r in part])
+            out.update(zip((i for i, _ in part), map(tuple, found.tolist()), strict=True))
+    return [out[i] for i in range(len(asked))]
+
+
+def _largest(rows: int, asked: Sequence[tuple[Dim, Dim, Axes, Grid]], roles: Sequence[_Roles]) -> np.ndarray:
+    """`largest_exchange` of exchanges whose axes have equal roles and sizes, at so many coordinates."""
+    both, mine, theirs, *_ = roles[0]
+    n, m = len(both), len(both) + len(mine)
+    here = np.unique(np.linspace(0, prod((*both, *mine)) - 1, rows).astype(int))
+    src, dst = np.array([r[3:] for r in roles], np.int64).swapaxes(0, 1)
+    cuts = [[blocks(dims[end], dims[3]) for dims in asked] for end in (0, 1)]
+    start = [np.cumsum([0, *(len(b[0]) for b in c)])[:-1, None] for c in cuts]
+    (lo, hi), (first, last) = ([np.concatenate(x) for x in zip(*c, strict=True)] for c in cuts)
+
+    def shared(held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        return np.maximum(np.minimum(hi[held], last[wanted]) - np.maximum(lo[held], first[wanted]), 0)
+
+    coords = _digits((*both, *mine), here)
+    held = src[:, :m] @ coords + start[0]
+    stay = dst[:, n:m] @ coords[n:] + start[1]
+    indices = max(d.factors[0] for _, d, *_ in asked)
+    if prod((*both, *theirs)) > indices:  # most members want nothing: look at the others
+        some = [np.flatnonzero(end > begin) for begin, end in cuts[1]]
+        empty = [(end - begin).argmin() for begin, end in cuts[1]]
+        most = max(map(len, some))
+        wanted = np.array([np.pad(w, (0, most - w.size), constant_values=e) for w, e in zip(some, empty, strict=True)])
+        sent = shared(held[..., None], (wanted + start[1])[:, None])
+        for digit, step, size in zip(coords[n:], dst.T[n:m, :, None, None], mine, strict=True):
+            sent *= (step == 0) | (wanted[:, None] // np.maximum(step, 1) % size == digit[:, None])
     else:
-        x, y = s.all_axes, d.all_axes
-        p = _pairs(x, y, tuple(a for a in axes if a in y), grid)
-        (lo, hi), (first, last) = blocks(s, grid), blocks(d, grid)
-        lo, hi = lo[p.held], hi[p.held]
-        theirs = p.theirs[
-            :, (last > first)[p.theirs].any(0)
-        ]  # many more processes than indices leave most of them nothing
-        both = np.minimum(hi[p.first, None], last[theirs]) - np.maximum(lo[p.first, None], first[theirs])
-        total, count = np.maximum(both, 0).sum(-1)[p.row], (both > 0).sum(-1)[p.row]
-        own = np.maximum(np.minimum(hi, last[p.wanted]) - np.maximum(lo, first[p.wanted]), 0)
-    total, count, own = np.broadcast_arrays(total, count, own)
+        members = dst[:, [*range(n), *range(m, dst.shape[1])]] @ _digits(
+            (*both, *theirs), np.arange(prod((*both, *theirs)))
+        )
+        sent = shared(held[..., None], stay[..., None] + members[:, None])
+    # Nobody keeps anything of more blocks than there are indices: the last of them are empty.
+    alone = np.arange(prod(theirs))[-indices - 1 :]
+    own = stay + dst[:, :n] @ coords[:n]
+    kept = shared(held[..., None], own[..., None] + (dst[:, m:] @ _digits(theirs, alone))[:, None]).min(-1)
+    total, readers = sent.sum(-1), (sent > 0).sum(-1)
+    score = ((total - kept) * (total.max() + 1) + total) * (readers.max() + 1) + readers
+    at = score.argmax(1)[:, None]
+    return np.concatenate([np.take_along_axis(x, at, 1) for x in (total, readers, kept)], 1)
+
+
+def _digits(sizes: tuple[int, ...], numbers: np.ndarray) -> np.ndarray:
+    """A row for each digit of some numbers, the first counting ones."""
+    out = np.empty((len(sizes), numbers.size), np.int64)
+    for row, size in zip(out, sizes, strict=True):
+        numbers, row[:] = np.divmod(numbers, size)
+    return out
+
+
+def _counted(s: Dim, d: Dim, axes: Axes, grid: Grid) -> tuple[int, int, int]:
+    (sent, readers), kept = _sent(s, d, axes, grid), _kept(s, d, grid)
+    where = _enumerate(tuple(sorted({*sent.axes, *readers.axes, *kept.axes})), grid)
+    total, count, own = np.broadcast_arrays(*(_product([t], where, grid) for t in (sent, readers, kept)))
     at = np.lexsort((count, total, total - own))[-1]
     return int(total[at]), int(count[at]), int(own[at])
 

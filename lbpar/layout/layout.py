@@ -246,7 +246,7 @@ def open_loops(operand: Operand, kernel: Kernel, written: bool) -> tuple[str, ..
     return (*operand.varying, *summed) if written else operand.varying
 
 
-@lru_cache(maxsize=1 << 7)
+@lru_cache(maxsize=1 << 10)
 def _nested(extent: int, sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
     """First and last+1 index of the blocks that nested cuts make, those of the last cut next to each other."""
     if not sizes:

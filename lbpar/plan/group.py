@@ -67,7 +67,7 @@ class Group(Lowering):
         return self.pricing.memo[key]
 
     def moves(self, src, dst):  # type: ignore[no-untyped-def, override]
-        found = self.pricing.moves.between(src.numbers, dst.numbers)
+        (found,) = self.pricing.moves.between((src.numbers, dst.numbers))
         return (_Moves("allreduce" if src.partial.any() else "p2p", src, dst, found),) if found.any() else ()
 
     def accumulated(self, ghosted):  # type: ignore[no-untyped-def, override]

@@ -53,11 +53,13 @@ class Pricing:
         self, layouts: Layouts, transitions: Ints, dtype: str | None = None, parameters: bool = False
     ) -> Floats:
         """Seconds of numbered transitions of a tensor."""
-        return self.moves.seconds(layouts.shape, self.item(dtype, parameters), transitions)
+        return self.moves.seconds([(layouts.shape, self.item(dtype, parameters), transitions)])[0]
 
-    def table(self, src: Layouts, dst: Layouts) -> Floats:
-        """Seconds from each of some layouts to each of others."""
-        return self.seconds(src, self.moves.between(src.numbers[:, None], dst.numbers[None, :]))
+    def tables(self, pairs: Sequence[tuple[Layouts, Layouts]]) -> list[Floats]:
+        """Seconds from each of some layouts to each of others, for several tensors."""
+        found = self.moves.between(*((src.numbers[:, None], dst.numbers[None, :]) for src, dst in pairs))
+        asked = zip(pairs, found, strict=True)
+        return self.moves.seconds([(src.shape, self.item(), numbers) for (src, _), numbers in asked])
 
     def bytes(self, layouts: Any, dtype: str | None = None, parameters: bool = False) -> Any:
         """Bytes on the rank with the largest block."""

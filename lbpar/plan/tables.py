@@ -107,8 +107,8 @@ class Tables:
         key = (shape, src, dst)
         if key not in self._transitions:
             moves = self.pricing.moves
-            number = moves.between(np.array([src]), np.array([dst]))
-            seconds = float(moves.seconds(shape, self.pricing.item(), number)[0])
+            (number,) = moves.between((np.array([src]), np.array([dst])))
+            seconds = float(moves.seconds([(shape, self.pricing.item(), number)])[0][0])
             self._transitions[key] = (seconds, moves.communicates(int(number[0])))
         return self._transitions[key]
 
@@ -165,13 +165,17 @@ class _Builder:
 
     def build(self) -> Tables:
         nodes = {name: self.node(name) for name in self.groups}
+        read = [
+            (self.leader[x], b, i)
+            for b in self.groups
+            for i, x in enumerate(dict.fromkeys(self.graph[b].inputs))
+            if x in self.leader
+        ]
+        self.price([pair for a, b, i in read for pair in _moved(nodes[a], nodes[b], i)])
         edges: dict[tuple[str, str], EdgeTable] = {}
-        for b in self.groups:
-            for i, x in enumerate(dict.fromkeys(self.graph[b].inputs)):
-                if x in self.leader:
-                    a = self.leader[x]
-                    table = self.edge(nodes[a], nodes[b], i, self.fused.get((a, b), []))
-                    edges[a, b] = self.added(edges[a, b], table) if (a, b) in edges else table
+        for a, b, i in read:
+            table = self.edge(nodes[a], nodes[b], i, self.fused.get((a, b), []))
+            edges[a, b] = self.added(edges[a, b], table) if (a, b) in edges else table
         values = []
         for x, name in self.leader.items():
             readers = [(self.leader[r.name], list(dict.fromkeys(r.inputs)).index(x)) for r in self.graph.consumers(x)]
@@ -251,19 +255,24 @@ class _Builder:
             memo[key] = ({loop: np.array([of(g.get(loop, ())) for g in grids]) for loop in loops}, grids)
         return grids, memo[key][0]
 
+    def price(self, pairs: Sequence[tuple[Layouts, Layouts]]) -> None:
+        """Price what moves between all groups at once."""
+        pairs = list(dict.fromkeys((src.classes[0], dst.classes[0]) for src, dst in pairs))
+        self.moved = dict(zip(pairs, self.pricing.tables(pairs), strict=True))
+
     def edge(self, u: NodeTable, v: NodeTable, i: int, fused: Sequence[Fusion]) -> EdgeTable:
         """What a value costs between its producer and a reader, there and back."""
         key = ("edge", id(u), id(v), i, tuple(fused))
         if key not in self.pricing.memo:
-            tables = [self.outer(u.y, x) for x in v.xs[i]]
-            tables += [_turned(self.outer(dx, u.y.complete)) for dx in v.dxs[i]]
+            tables = [self.outer(*pair) for pair in _moved(u, v, i)]
+            tables[len(v.xs[i]) :] = map(_turned, tables[len(v.xs[i]) :])
             tables += [f.between(self.pricing, u, v, i) for f in fused]
             self.pricing.memo[key] = (_joined(tables), u, v)  # kept alive: their identities are keys
         return self.pricing.memo[key][0]
 
     def outer(self, src: Layouts, dst: Layouts) -> EdgeTable:
         (rows, row), (columns, column) = src.classes, dst.classes
-        return EdgeTable(self.pricing.table(rows, columns), row, column)
+        return EdgeTable(self.moved[rows, columns], row, column)
 
     def added(self, a: EdgeTable, b: EdgeTable) -> EdgeTable:
         key = ("added", id(a), id(b))
@@ -275,6 +284,11 @@ class _Builder:
 def _many(copies: Sequence[Copy]) -> list[Layouts]:
     """Layouts of some copies, equal ones once."""
     return list(dict.fromkeys(cast(Layouts, c.layout) for c in copies))
+
+
+def _moved(u: NodeTable, v: NodeTable, i: int) -> list[tuple[Layouts, Layouts]]:
+    """How a value moves from its producer to a reader, and its gradient back."""
+    return [*((u.y, x) for x in v.xs[i]), *((dx, u.y.complete) for dx in v.dxs[i])]
 
 
 def _turned(e: EdgeTable) -> EdgeTable:

@@ -51,13 +51,14 @@ def test_arrays_of_layouts_cost_what_single_transitions_cost(
     made = stages(
         prices.cuts, [d[:, None] for d in rows], [d[None, :] for d in columns], partial[:, None], shape=(30, 30)
     )
-    table = prices.seconds(src[0].shape, 4, prices.transitions(made, 900)).reshape(30, 30)
+    (flat,) = prices.seconds([(src[0].shape, 4, prices.transitions(made, 900))])
+    table = flat.reshape(30, 30)
     places = [
         [prices.cuts.places((*c, p)) for c, p in zip(zip(*d, strict=True), p, strict=True)]
         for d, p in ((rows, partial), (columns, none))
     ]
-    between = prices.between(np.array(places[0])[:, None], np.array(places[1])[None, :])
-    assert (prices.seconds(src[0].shape, 4, between) == table).all()
+    (between,) = prices.between((np.array(places[0])[:, None], np.array(places[1])[None, :]))
+    assert (prices.seconds([(src[0].shape, 4, between)])[0] == table).all()
     kinds = set()
     for i, a in enumerate(src):
         for j, b in enumerate(dst):

@@ -3,10 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.cost.traffic import longest, traffic
+from lbpar.cost.traffic import largest_exchanges, longest, traffic
+from lbpar.graph.loops import Window
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Grid
 from lbpar.layout.layout import Dim, Layout
+from lbpar.layout.runs import intersect, length
 from lbpar.layout.transition import transition
 from lbpar.program.lowering import lower
 from tests.cost.nets import mixed
@@ -57,3 +59,28 @@ def test_many_ranks_cost_little() -> None:
     (move,) = transition(src, dst)
     assert traffic(move).busiest.elements == 16 * 3 * 255
     assert traffic(move).total.elements == 65536 * 16 * 3 * 255
+
+
+def test_exchanges_counted_at_once_are_those_of_the_rank_that_sends_most() -> None:
+    """Against every rank and member; cuts with more parts than indices, and windows, included."""
+    rng, asked = np.random.default_rng(0), []
+    for _ in range(150):
+        grid = Grid(tuple(rng.choice([2, 3, 4], rng.integers(1, 4)).tolist()))
+        extent = int(rng.integers(1, 30))
+
+        axes = [
+            tuple(rng.permutation(len(grid.sizes))[: rng.integers(0, len(grid.sizes) + 1)].tolist()) for _ in range(3)
+        ]
+        window = Window(3, pad=1) if axes[1] and rng.random() < 0.4 else None
+        s, d = (Dim(extent, (extent,), (cut,), w) for cut, w in ((axes[0], None), (axes[1], window)))
+        asked.append((s, d, tuple(sorted(axes[2])), grid))
+    for (s, d, axes, grid), found in zip(asked, largest_exchanges(asked), strict=True):
+        ranks = []
+        for rank in range(grid.size):
+            mine = s.runs(grid, grid.coords(rank))
+            members = [grid.coords(r) for r in grid.group(axes, rank)]
+            wanted = {tuple(c[a] for a in d.all_axes): length(intersect(mine, d.runs(grid, c))) for c in members}
+            kept = length(intersect(mine, d.runs(grid, grid.coords(rank))))
+            sent = sum(wanted.values())
+            ranks.append((sent - kept, sent, sum(n > 0 for n in wanted.values()), kept))
+        assert found == max(ranks)[1:]
