@@ -443,3 +443,8 @@ def prices_of_moves(asked: Collection[tuple[Move, int]], machine: Machine) -> li
 def move_price(move: Move, item: int, machine: Machine) -> tuple[float, int, int]:
     """Seconds, bytes and messages of a move, the two latter of the busiest rank; ``item`` is bytes per element."""
     return prices_of_moves([(move, item)], machine)[0]
+
+
+def busiest(move: Move) -> Volume:
+    """What the rank that sends most in a move sends (see `MoveVolumes.busiest`)."""
+    return move_volumes(move.src.grid).busiest([move])[move]
