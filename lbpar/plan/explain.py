@@ -9,7 +9,7 @@ from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS, StepPrice, local_bytes
 from lbpar.plan.choose import Choice, PricedPlan, Settings
 from lbpar.plan.tables import Tables
-from lbpar.program.words import grid_words
+from lbpar.program.words import layer_words
 from lbpar.text import human_seconds
 
 #: What a step's time is spent on.
@@ -148,7 +148,7 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
         )
     outputs: dict[str, int] = {}
     for b in program.buffers:
-        owner, _, value = b.split("@")[0].rpartition(":")
+        owner, _, value = b.partition("#")[0].split("@")[0].rpartition(":")
         if value == "y":
             outputs[owner] = max(
                 outputs.get(owner, 0), local_bytes(program, b, choice.dtype, choice.machine.half_arrays)
@@ -163,7 +163,7 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
                 "op": node.op.kind,
                 "grid": {loop: grid.ways(axes) for loop, axes in op_grid.items() if axes},
                 "axes": {loop: list(axes) for loop, axes in op_grid.items() if axes},
-                "words": grid_words(op_grid, grid),
+                "words": layer_words(o.plan, node.name),
                 "collectives": [
                     {
                         "kind": s.kind,
@@ -241,8 +241,8 @@ def runners_up(tables: Tables, o: PricedPlan) -> dict[str, dict[str, Any]]:
             continue
         best = int(cost.argmin())
         grid = tables.nodes[name].grids[best]
-        words = grid_words(grid, o.plan.grid)
-        if words == grid_words(o.plan[name], o.plan.grid):
+        words = layer_words(o.plan, name, grid)
+        if words == layer_words(o.plan, name):
             words += " on other axes"
         row = {"words": words, "extra_seconds": float(cost[best] - mine)}
         out.update({m: row for m in members})

@@ -10,17 +10,26 @@ import numpy as np
 
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Axes, Grid
+from lbpar.program.plan import Plan
 from lbpar.program.steps import Program, Start
 
 WORDS = {"N": "samples", "C": "channels", "F": "filters", "D": "depth", "H": "height", "W": "width", "G": "groups"}
 
 
-def grid_words(op_grid: Mapping[str, Axes], grid: Grid) -> str:
-    """An op grid in words: ``samples 8 × height 2``; axes left idle are said to repeat the work."""
+def layer_words(plan: Plan, node: str, op_grid: Mapping[str, Axes] | None = None) -> str:
+    """A layer's op grid (or another one for it) in words, with its stage if there are several."""
+    places = len(plan.places)
+    words = grid_words(plan[node] if op_grid is None else op_grid, plan.grid, places)
+    return f"stage {plan.pipeline.stages[node]}: {words}" if plan.pipeline is not None and places > 1 else words
+
+
+def grid_words(op_grid: Mapping[str, Axes], grid: Grid, places: int = 1) -> str:
+    """An op grid in words: ``samples 8 × height 2``; axes left idle, but for those of so many places of stages, are said to repeat the work."""
     ways = {loop: grid.ways(axes) for loop, axes in op_grid.items() if axes}
     text = " × ".join(f"{WORDS[loop]} {n}" for loop, n in sorted(ways.items(), key=_order)) or "not split"
     used = grid.ways(tuple(a for axes in op_grid.values() for a in axes))
-    return text if used == grid.size else f"{text}, {grid.size // used} copies"
+    copies = grid.size // places // used
+    return text if copies == 1 else f"{text}, {copies} copies"
 
 
 def _order(item: tuple[str, int]) -> int:
@@ -60,7 +69,7 @@ def program_rows(program: Program, rank: int, dtype: np.dtype) -> list[dict[str,
             {
                 "layer": node.name,
                 "op": node.op.kind,
-                "grid": grid_words(program.plan[node.name], program.plan.grid),
+                "grid": layer_words(program.plan, node.name),
                 "collectives": tally(f"{s.move.kind}({program.plan.grid.ways(s.move.axes)})" for s in moves),
                 "bytes/step": sum(sent_bytes(program, s, rank, dtype) for s in moves),
             }

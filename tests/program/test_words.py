@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lbpar.program.words import grid_words, program_rows, tally
+from lbpar.program.words import grid_words, layer_words, program_rows, tally
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.trainer import Trainer
 from lbpar.transport.virtual import VirtualWorld
@@ -37,6 +37,10 @@ def test_words():
     plan = build_plan(config, build_graph(config), 6)
     assert grid_words(plan["conv1"], plan.grid) == "width 2 × filters 3"
     assert grid_words(plan["pool"], plan.grid) == "channels 6"
+    config = run_file(["parallel.strategy=data", "parallel.stages=2", "parallel.micro_batches=2"])
+    plan = build_plan(config, build_graph(config), 4)
+    assert [layer_words(plan, n) for n in ("conv1", "fc")] == ["stage 0: samples 2", "stage 1: samples 2"]
+    assert layer_words(plan, "fc", {}) == "stage 1: not split, 2 copies"
     config = run_file()
     assert grid_words({}, build_plan(config, build_graph(config), 1).grid) == "not split"
 
