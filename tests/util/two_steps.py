@@ -14,7 +14,7 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
-from lbpar.program.plan import Plan
+from lbpar.program.plan import Pipeline, Plan, Schedule
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.clip import clip_by_global_norm
@@ -66,6 +66,7 @@ class Case:
     clip: float | None = None
     micro: int = 1
     types: str = "float64"
+    schedule: Schedule | None = None
 
 
 CASES = {
@@ -74,6 +75,8 @@ CASES = {
     "grouped": Case(grouped(), lambda: LAMB(0.01, weight_decay=0.01), types="float32"),
     "regression": Case(regression(), lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3, trust=0.1), clip=1e6),
     "classifier": Case(classifier(), lambda: SGD(0.1), types="float32"),
+    "stages": Case(residual_network(), lambda: SGD(0.05, momentum=0.9), clip=0.5, schedule="1f1b"),
+    "split stages": Case(classifier(), lambda: SGD(0.1), schedule="zero-bubble"),
 }
 
 
@@ -93,7 +96,12 @@ class Training:
         self.case, self.world, self.engines = case, world, engines
         rng = np.random.default_rng(procs)
         grid = Grid.of(procs)
-        plan = random_plan(case.graph, BATCH, grid, rng, idle=0.1) if procs > 1 else Plan(grid)
+        pipeline = None
+        if case.schedule is not None and procs > 1:
+            n = len(case.graph.ops)
+            stages = {node.name: i * grid.sizes[0] // n for i, node in enumerate(case.graph.ops)}
+            pipeline = Pipeline((0,), stages, case.schedule, 2)
+        plan = random_plan(case.graph, BATCH, grid, rng, idle=0.1, pipeline=pipeline) if procs > 1 else Plan(grid)
         self.feeds = [samples(case.graph, BATCH, rng) for _ in range(STEPS)]
         self.workers = [Worker(case.graph, plan, e, t, seed=7) for e, t in zip(engines, world.transports, strict=True)]
         self.start: list[dict[str, np.ndarray]] = []
