@@ -12,7 +12,6 @@ from lbpar.config.section import Bytes, Count, Custom, Natural, Section, is_int
 from lbpar.text import nearest
 
 STRATEGIES = ("auto", "data", "spatial", "filter", "channel", "stationary-w", "owt")
-LOOPS = ("N", "C", "F", "D", "H", "W", "G")
 Loop = Literal["N", "C", "F", "D", "H", "W", "G"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 

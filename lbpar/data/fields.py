@@ -17,7 +17,6 @@ from lbpar.errors import DataError
 from lbpar.random import fold, normal, uniform
 
 Array = NDArray[Any]
-PARAMETERS = ("tilt", "cut", "amplitude")
 
 
 def make_volumes(
