@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lbpar.launcher import launched_ranks
+from lbpar.transport.stop import STOPPED
 from tests.util.training import SMALL, measured, run_file, train
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +66,10 @@ def command(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
     }
 
-    def start(procs, *sets):
+    def start(procs, *sets, program=("-m", "lbpar.train")):
         sets = ("parallel.strategy=data", *sets)  # unless said otherwise: `auto` would measure the machine first
         more = [part for s in sets for part in (("--set", s) if not s.startswith("--") else (s,))]
-        line = [mpirun, "-n", str(procs), sys.executable, "-m", "lbpar.train", "--config", "run.yaml", *more]
+        line = [mpirun, "-n", str(procs), sys.executable, *program, "--config", "run.yaml", *more]
         return subprocess.Popen(
             line,
             cwd=tmp_path,
@@ -179,3 +180,25 @@ def test_an_interrupt_ends_the_job(command, tmp_path):
     code, _, err = finish(job)
     assert code != 0
     assert "Traceback" not in err
+
+
+EARLY = """
+import sys
+from lbpar.transport.stop import stop_signals
+with stop_signals() as stop:
+    print("up", flush=True)
+    from lbpar.train.command import main
+    from lbpar.transport.launch import run_main
+    sys.exit(run_main(lambda: main(stop=stop)))
+"""
+
+
+def test_a_signal_that_a_launcher_hands_on_while_ranks_start_lets_them_save(command, tmp_path):
+    """With Open MPI and MPICH alike: ``mpirun`` hands SIGUSR1 on, and no rank is ended by it."""
+    job = command(2, "train.epochs=100000", "run.out=out", program=("-c", EARLY))
+    assert [job.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    job.send_signal(signal.SIGUSR1)
+    code, out, err = finish(job)
+    assert code == STOPPED, err
+    assert "SIGUSR1: saved after step 1" in out
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-000001"]
