@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -22,6 +21,8 @@ PACKAGES = (
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that lbpar can use, of those that are installed."""
+    import importlib.metadata  # reads mail headers, sockets and archives: not in every rank
+
     found = {}
     for name in PACKAGES:
         try:

@@ -93,4 +93,5 @@ class Trust:
 
     def facts(self) -> dict[str, Any]:
         """All of it as plain data, for a machine file."""
-        return {"load": [asdict(load) for load in self.loads], "spread of kernels": round(self.kernels, 4)}
+        loads = [asdict(load) for load in self.loads]
+        return {"load": loads, "spread of kernels": round(self.kernels, 4), "doubts": self.doubts()}

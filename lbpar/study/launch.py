@@ -82,13 +82,14 @@ def run_logged(command: Sequence[str], folder: Path) -> str | None:
 def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -> None:
     """Measure a prepared point; its folder then holds `FOUND` or `FAILED`.
 
-    Where the run file leaves the machine to be measured, that is done once for each number of processes, beside the points.
+    Where the run file leaves the machine to be measured, that is done once for each number of processes, beside the points. Predictions for a
+    machine that is in doubt are marked so.
     """
     (folder / FAILED).unlink(missing_ok=True)
     machine, message = folder.parent / f"machine-p{procs}.yaml", None
     if load_run_file(folder / "run.yaml", allow_code=True).machine == AUTO:
         if not machine.is_file():
-            args = ("--quick", "--name", machine.stem, "--out", str(machine))
+            args = ("--quick", "--force", "--name", machine.stem, "--out", str(machine))
             message = run_logged(command_of(launcher, procs, "lbpar.calibrate", *args), folder)
         options = [*options, "--machine", str(machine)]
     if message is None:

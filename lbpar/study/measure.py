@@ -20,6 +20,7 @@ from typing import Any
 from lbpar import __version__
 from lbpar.calibrate.machine import machine_of
 from lbpar.config.run_file import RunConfig, load_run_file
+from lbpar.cost.machine import Machine
 from lbpar.errors import DataError
 from lbpar.json_text import dumps, write_text
 from lbpar.plan.choose import Settings
@@ -75,6 +76,13 @@ class Clock:
 
     def _sent(self) -> int:
         return sum(sent.bytes for sent in self.trainer.transport.counter.items().values())
+
+
+def doubts_of(machine: Machine) -> list[str]:
+    """Why a measured machine cannot be trusted, as its file says."""
+    notes = machine.file.notes
+    measured = notes.get("measured") if isinstance(notes, dict) else None
+    return list(measured.get("doubts", ())) if isinstance(measured, dict) else []
 
 
 def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[str, Any] | None:
@@ -134,6 +142,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
                 "grid": str(plan.grid),
                 "predicted": step_numbers(predicted, config.train.batch) | {"memory": predicted.memory.peak},
                 "machine": machine.name,
+                "doubts": doubts_of(machine),
                 "lbpar": __version__,
                 "job": os.environ.get("SLURM_JOB_ID"),
             }

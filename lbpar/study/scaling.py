@@ -170,6 +170,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     gained, ratio = row["speedup"] or row["predicted_speedup"], row["predicted / measured"]
     memory = row["memory"] or row["predicted_memory"]
     remarks = ["* more ranks than cores"] if row["oversubscribed"] else []
+    if row["doubts"]:
+        remarks.append("predicted for a machine that was busy when it was measured")
     if row["idle_ranks"]:
         remarks.append(f"{row['idle_ranks']} processes without a sample")
     if row["error"]:

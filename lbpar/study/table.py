@@ -41,7 +41,17 @@ def make_rows(kind: str, points: Sequence[Point], found: Sequence[Mapping[str, A
             "input": "x".join(map(str, point.input)) if point.input else None,
             **{
                 k: f.get(k)
-                for k in ("seconds", "spread", "memory", "bytes", "imbalance", "hosts", "oversubscribed", "error")
+                for k in (
+                    "seconds",
+                    "spread",
+                    "memory",
+                    "bytes",
+                    "imbalance",
+                    "hosts",
+                    "oversubscribed",
+                    "doubts",
+                    "error",
+                )
             },
             "predicted_seconds": predicted.get("seconds"),
             "predicted_memory": predicted.get("memory"),

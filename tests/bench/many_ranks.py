@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 RUN = """
-model: {name: resnet18, input: [32, 32, 3], classes: 10, width: 0.25}
+model: {name: lenet}
 data: {train: synthetic, samples: 128}
 train: {batch: 64, epochs: 1, optimizer: {name: sgd, lr: 0.1, momentum: 0.9}}
 parallel: {strategy: data}

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from lbpar.config.run_file import parse_run
+from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
 from lbpar.study.__main__ import main
-from lbpar.study.measure import summary
+from lbpar.study.measure import doubts_of, summary
 from lbpar.study.points import Point, make_points, parse_plans, parse_procs
+from lbpar.study.scaling import cells
 from lbpar.study.table import make_rows
 
 RUN = """
@@ -176,3 +178,13 @@ def test_what_cannot_run_is_said(
     line = ["strong", "--config", str(run_file), "--procs", "1", "--plans", "data", "--out", str(run_file.parent / "o")]
     assert main(line + extra) == 2
     assert words in capsys.readouterr().err
+
+
+def test_predictions_for_a_machine_that_was_busy_are_marked() -> None:
+    file = find_machine("laptop").file
+    assert doubts_of(Machine(file)) == doubts_of(Machine(file.model_copy(update={"notes": "mine"}))) == []
+    busy = Machine(file.model_copy(update={"notes": {"measured": {"doubts": ["load"]}}}))
+    assert doubts_of(busy) == ["load"]
+    point = Point(2, "data", 8)
+    (row,) = make_rows("strong", [point], [{"seconds": 1.0, "spread": 0.0, "doubts": doubts_of(busy)}])
+    assert cells(row)[-1] == "predicted for a machine that was busy when it was measured"
