@@ -147,7 +147,7 @@ def _samples(path: str, trainer: Evaluator) -> Any:
         shape = trainer.worker.graph.shapes(1)["input"][1:-1]
         if len(shape) != 3:
             raise DataError(f"--input: {path} holds volumes, but the network takes samples of {len(shape)} dimensions.")
-        return VolumeDataset(path, shape, trainer.engine.dtype)
+        return VolumeDataset(path, shape, trainer.engine.dtype, larger=trainer.config.data.patches is not None)
     if not path.endswith(".npy"):
         from lbpar.data.hdf5 import Hdf5Dataset
 

@@ -128,7 +128,7 @@ def _samples(config: RunConfig) -> int:
     dataset = build_dataset(config, build_graph(config), "train", "float32")
     assert dataset is not None
     try:
-        return len(dataset)
+        return len(dataset) * (config.data.patches.per_sample if config.data.patches else 1)
     finally:
         dataset.close()
 

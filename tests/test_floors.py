@@ -42,7 +42,7 @@ ALLOWED = {"transport": {"lbpar.engine.device"}}
 MOST_LINES = 4500
 """Of a room; one that has grown beyond is two."""
 FEWER = {"train": 2500}
-APART = ["engine/cupy", "engine/host"]
+APART = ["data/made", "engine/cupy", "engine/host"]
 """Rooms inside a room, which are counted by themselves."""
 
 

@@ -7,7 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, model_validator
 
 from lbpar.config.paths import expand
-from lbpar.config.section import Bytes, Custom, Flag, Kinds, Natural, Number, Section, Text, check_text
+from lbpar.config.section import (
+    BelowOne,
+    Bytes,
+    Count,
+    Custom,
+    Flag,
+    Kinds,
+    Natural,
+    Number,
+    Section,
+    Text,
+    UpToOne,
+    check_text,
+)
 
 
 class Augment(Section):
@@ -76,6 +89,16 @@ def _source(value: Any) -> str | tuple[str, ...]:
 Source = Annotated[str | tuple[str, ...], Custom(_source, "path, or `{files: ...}`: a pattern or a list of files")]
 
 
+class Patches(Section):
+    """Training on random patches of the size of the network's input, inference on whole samples by windows that overlap."""
+
+    per_sample: Count = Field(default=1, description="Patches of each sample and epoch.")
+    foreground: UpToOne = Field(
+        default=0.33, description="Part of the patches that lie around a place whose label is not 0 (labels only)."
+    )
+    overlap: BelowOne = Field(default=0.5, description="Of windows, in each dimension; Gaussian weights blend them.")
+
+
 Samples = Annotated[int, Strict(), Field(ge=1, le=10**7)]
 
 
@@ -105,6 +128,9 @@ class DataConfig(Section):
     nan: Literal["refuse", "zero"] = Field(
         default="refuse",
         description="What happens to samples with values that are not finite: the run ends, or these become 0.",
+    )
+    patches: Patches | None = Field(
+        default=None, description="Cut patches out of samples that are larger than the network's input."
     )
     augment: Augment = Field(default=Augment(), description="Random changes of training samples.")
     prefetch: Natural = Field(default=2, description="Batches read ahead in the background; 0 reads when needed.")

@@ -118,7 +118,7 @@ def _write(args: argparse.Namespace) -> list[Split]:
         from lbpar.data.convert import convert
 
         return convert(given.pop("source"), out, **given)
-    from lbpar.data.fields import make_volumes
+    from lbpar.data.made.fields import make_volumes
     from lbpar.data.make import make_digits, make_synthetic
 
     kind, size, gzip, shape = (given.pop(n) for n in ("kind", "size", "gzip", "shape"))

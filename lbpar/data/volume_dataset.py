@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from lbpar.config.paths import as_path
 from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
-from lbpar.data.volume_file import is_volume
+from lbpar.data.volume_file import is_volume, look_volume
 from lbpar.data.volumes import Fit, open_volumes
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, indices
@@ -33,17 +33,21 @@ class VolumeDataset(Dataset):
         What the network takes; smaller volumes are padded at the end, as conversion pads them.
     dtype : dtype
         What reading returns.
+    larger : bool
+        Volumes may be larger, as the network is shown patches: all are padded to the largest.
 
     Attributes
     ----------
     files : list of Path
     """
 
-    def __init__(self, path: str | Path, shape: Sequence[int], dtype: DTypeLike) -> None:
+    def __init__(self, path: str | Path, shape: Sequence[int], dtype: DTypeLike, larger: bool = False) -> None:
         path = as_path(path)
         self.files = sorted(f for f in path.iterdir() if is_volume(f) and f.name[0] != ".") if path.is_dir() else [path]
         if not self.files:
             raise DataError(f"{path}: there are no volumes (.nii, .nii.gz, .npy) in this folder.")
+        if larger:
+            shape = np.max([tuple(shape), *(look_volume(f).shape[:3] for f in self.files)], axis=0).tolist()
         self._x, _, _, _ = open_volumes(self.files, fit=Fit(inside=shape))
         self._last: tuple[int, Array] | None = None
         self.name, self.classes, self._dtype = str(path), None, np.dtype(dtype)

@@ -14,7 +14,6 @@ from lbpar.data.subset import Subset
 from lbpar.errors import ConfigError
 from lbpar.layout.runs import Box, whole
 from lbpar.train.evaluator import Evaluator
-from lbpar.train.predict import output_shape, predict_parts
 from lbpar.transport.together import together
 
 Array = NDArray[Any]
@@ -56,12 +55,12 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
     DataError
         There is no such sample.
     """
-    transport, graph = evaluator.transport, evaluator.graph
+    transport = evaluator.transport
     with together(transport):
         if evaluator.test is None:
             raise ConfigError("data.test: not given; pictures are of test samples.")
         data = Subset(evaluator.test, range(min(3, len(evaluator.test))) if samples is None else samples)
-        space, out = data.sample_shape[:-1], output_shape(graph)
+        space, out = data.sample_shape[:-1], evaluator.output_shape(data)
         labels = data.classes is not None
         if len(space) < 2 or out[:-1] != space or data.target_shape != (space if labels else out):
             raise ConfigError(
@@ -69,7 +68,7 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
                 "pixel or voxel."
             )
         found = [_begun(data, i, out) for i in range(len(data))] if transport.rank == 0 else []
-    for where, part in predict_parts(evaluator.worker, data, evaluator.batch):
+    for where, part in evaluator.parts(data):
         if part is not None:
             for row, own in enumerate(part, where[0].start):
                 _put(found[row], where[1:], own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
@@ -22,20 +22,22 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import check_dataset
+from lbpar.data.patches import check_patches
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
+from lbpar.data.sliding import slide
 from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.engine.registry import build_engine
-from lbpar.errors import ConfigError, TrainingError
+from lbpar.errors import ConfigError, DataError, TrainingError
 from lbpar.graph.graph import Graph
 from lbpar.models.load import load_weights
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.feeds import read_feeds
+from lbpar.runtime.totals import Totals
 from lbpar.runtime.worker import Mode, Worker
 from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
 from lbpar.train.setup import build_dataset, loss_of, wanted_data
-from lbpar.train.totals import Totals
 from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
 
@@ -105,8 +107,7 @@ class Evaluator:
             made = cls(config, graph, plan, transport)
             facts = made.facts() if transport.size > 1 else {}
         check_alike(transport, facts)
-        for dataset in made.datasets().values():
-            share_statistics(dataset, transport)
+        made.share()
         return made
 
     @classmethod
@@ -129,6 +130,11 @@ class Evaluator:
         check_alike(transport, facts)
         share_statistics(made.test, transport)
         return made
+
+    def share(self) -> None:
+        """Let ranks tell each other what each has found out about its share of the data. Collective over all ranks."""
+        for dataset in self.datasets().values():
+            share_statistics(dataset, self.transport)
 
     def open_test(self) -> None:
         """Open the test split, to be read like the data that the network was trained with. Local."""
@@ -202,6 +208,8 @@ class Evaluator:
         data = self.test if dataset is None else self._own(dataset, "evaluate")
         if data is None:
             raise ConfigError("data.test: not given; evaluation needs test data.")
+        if self.config.data.patches is not None:
+            return self._evaluate_whole(data)
         if dataset is not None:
             with together(self.transport):
                 check_dataset(data, **wanted_data(self.graph), share=(self.transport.rank, self.transport.size))
@@ -216,6 +224,52 @@ class Evaluator:
                 totals.add(result)
         elements = prod(self.graph.shapes(1)[self.graph.output])
         return totals.record("test_", loss_of(self.graph).metrics, elements)
+
+    def _evaluate_whole(self, data: Dataset) -> dict[str, Any]:
+        """Accuracy and metrics of whole samples, predicted by windows; there is no loss of these."""
+        loss, shape = loss_of(self.graph), self.graph.shapes(1)
+        with together(self.transport):
+            check_patches(data, shape["input"][1:], shape[self.graph.output][1:], loss.labels)
+        totals = Totals(samples=len(data))
+        for (rows, planes), part in self.parts(data):
+            with together(self.transport):
+                if part is not None:
+                    box = tuple(((0, e),) for e in data.target_shape[1:])
+                    truth = data.read_targets(np.array([rows.start]), (((planes.start, planes.stop),), *box))
+                    totals.add_whole(
+                        part, truth, getattr(loss, "ignore_index", None) if loss.labels else None, loss.labels
+                    )
+        record: dict[str, Any] = {}
+        if self.transport.rank == 0:
+            record = totals.record("test_", loss.metrics, prod(self.output_shape(data)))
+            del record["test_loss"]
+        found: dict[str, Any] = self.transport.bcast(record)
+        return found
+
+    def parts(self, data: Dataset) -> Iterator[tuple[tuple[slice, ...], Array | None]]:
+        """The network's output in order, as (where, part): on rank 0, None elsewhere; of whole samples, where it sees patches."""
+        patches = self.config.data.patches
+        if patches is None:
+            return predict_parts(self.worker, data, self.batch)
+        shape = output_shape(self.worker.graph)
+        return slide(data, shape, patches.overlap, lambda windows: predict_parts(self.worker, windows, self.batch))
+
+    def output_shape(self, data: Dataset) -> tuple[int, ...]:
+        """Of one sample."""
+        shape = output_shape(self.worker.graph)
+        return shape if self.config.data.patches is None else (*data.sample_shape[:-1], shape[-1])
+
+    def _check_given(self, data: Dataset) -> None:
+        """Refuse samples of another shape than the network takes, or takes patches of."""
+        if self.config.data.patches is None:
+            check_shape(data, self.worker.graph)
+            return
+        wanted = self.graph.shapes(1)["input"][1:]
+        got = data.sample_shape
+        if len(got) != len(wanted) or got[-1] != wanted[-1] or any(a < b for a, b in zip(got, wanted, strict=True)):
+            raise DataError(
+                f"predict: got samples of shape {got}, expected at least {wanted}, of which patches are cut."
+            )
 
     def _reader(self, dataset: Dataset, mode: Mode) -> Callable[[np.ndarray], dict[str, Array]]:
         """Reads this rank's part of a batch, as training, evaluation and prediction all do."""
@@ -253,7 +307,15 @@ class Evaluator:
             The samples do not have the network's input shape, or are real numbers where the training data are whole
             numbers, or the reverse.
         """
-        return predict(self.worker, self._given(x, normalised), self.batch)
+        data = self._given(x, normalised)
+        if self.config.data.patches is None:
+            return predict(self.worker, data, self.batch)
+        with together(self.transport):
+            self._check_given(data)
+        out = np.zeros((len(data), *self.output_shape(data)), self.engine.dtype)
+        for where, part in self.parts(data):
+            out[where] = self.transport.bcast(part)
+        return out
 
     def predict_to(
         self, path: str | Path, x: Array | Hdf5Dataset | VolumeDataset, labels: bool = False, overwrite: bool = False
@@ -281,14 +343,14 @@ class Evaluator:
         path, first = as_path(path), self.transport.rank == 0
         check_alike(self.transport, {"predict: file": str(path), "predict: labels": labels})
         data = self._given(x, False)
-        check_shape(data, self.worker.graph)
-        shape = (len(data), *output_shape(self.worker.graph))
+        self._check_given(data)
+        shape = (len(data), *self.output_shape(data))
         with ExitStack() as stack:
             with together(self.transport):
                 if first:
                     check_free(path, overwrite)
                     put = stack.enter_context(prediction_file(path, data, shape, np.dtype(self.engine.dtype), labels))
-            for where, part in predict_parts(self.worker, data, self.batch):
+            for where, part in self.parts(data):
                 with together(self.transport):
                     if part is not None:
                         put(where, part)

@@ -9,6 +9,7 @@ from lbpar.config.training import TrainConfig
 from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import open_dataset
+from lbpar.data.patches import check_patches
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import TARGET, Graph, Node
 from lbpar.graph.norm_stats import with_norm_stats
@@ -161,8 +162,16 @@ def build_dataset(
     """One split of a run file's data, checked against the network; None for a test split that is not given."""
     if split == "test" and config.data.test is None:
         return None
-    data, seed = config.data, config.train.seed
-    return open_dataset(data, split, **wanted_data(graph), dtype=dtype, seed=seed, share=share, like=like)
+    data, seed, wanted = config.data, config.train.seed, wanted_data(graph)
+    if data.patches is None:
+        return open_dataset(data, split, **wanted, dtype=dtype, seed=seed, share=share, like=like)
+    if getattr(data, split) == "synthetic":
+        raise ConfigError(f"data.patches: data.{split} is synthetic, of the network's own size; name a file.")
+    shape = wanted.pop("input_shape")
+    wanted.pop("target_shape")
+    dataset = open_dataset(data, split, **wanted, dtype=dtype, seed=seed, share=share, like=like)
+    check_patches(dataset, shape, graph.shapes(1)[graph.output][1:], loss_of(graph).labels)
+    return dataset
 
 
 def wanted_data(graph: Graph) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lbpar.config.paths import as_path
 from lbpar.config.training import LossScale
 from lbpar.data.augment import AugmentedDataset
 from lbpar.data.dataset import Dataset
+from lbpar.data.patches import Patched, own_places
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
@@ -27,13 +28,14 @@ from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.loss_scale import Scaler
 from lbpar.runtime.optim.make import make_optimizer
+from lbpar.runtime.totals import Totals
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks, sum_over_ranks
 from lbpar.train.best import Best, EarlyStop, watched_metric
 from lbpar.train.evaluator import REMEDY, Evaluator
 from lbpar.train.schedules import make_schedule
 from lbpar.train.setup import build_dataset, loss_of
-from lbpar.train.totals import Totals
+from lbpar.transport.together import together
 
 log = logging.getLogger(__name__)
 Array = Any
@@ -84,7 +86,11 @@ class Trainer(Evaluator):
         share = self.transport.rank, self.transport.size
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype, share=share)
         assert dataset is not None
-        self.dataset: Dataset = dataset
+        self.volumes = dataset  # what patches are cut of, if they are
+        self.places: dict[int, Any] = {}
+        patches, shape = c.data.patches, self.graph.shapes(1)["input"][1:-1]
+        cut = None if patches is None else Patched(dataset, shape, patches, self.places, c.train.seed)
+        self.dataset: Dataset = cut or dataset
         if c.data.train != "synthetic":  # noise has no mean and std to hand on
             self.normalisation = dataset.normalisation
         self.open_test()
@@ -103,7 +109,7 @@ class Trainer(Evaluator):
         for where, watched in (("early_stop.metric", stop and stop.metric), ("evaluate.watch", c.train.evaluate.watch)):
             if watched:
                 self._check_metric(f"train.{where}", watched)
-        metric = watched_metric(c.train, self.test is not None)
+        metric = watched_metric(c.train, self.test is not None, c.data.patches is not None)
         self.best = Best(metric) if metric else None
         first = self.worker.executor(
             min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate"
@@ -115,13 +121,32 @@ class Trainer(Evaluator):
 
     def datasets(self) -> dict[str, Dataset | None]:
         """Data that are open, by field of the run file."""
-        return {"data.train": self.dataset, "data.test": self.test}
+        return {
+            "data.train": self.dataset if self.config.data.patches is None else self.volumes,
+            "data.test": self.test,
+        }
+
+    def share(self) -> None:
+        """Also the places around which patches lie."""
+        super().share()
+        patches, loss = self.config.data.patches, loss_of(self.graph)
+        if patches is None or not patches.foreground or not loss.labels:
+            return
+        with together(self.transport):
+            share = self.transport.rank, self.transport.size
+            own = own_places(self.volumes, share, getattr(loss, "ignore_index", None))
+        for found in self.transport.allgather_obj(own):
+            self.places |= found
 
     def _check_metric(self, where: str, metric: str) -> None:
         if metric.startswith("test_") and self.test is None:
             raise ConfigError(f"{where}: {metric} needs test data; give data.test, or watch loss or accuracy.")
         loss, (name, _, number) = loss_of(self.graph), metric.removeprefix("test_").partition("/")
         name = name.removesuffix("_of")
+        if metric == "test_loss" and self.config.data.patches is not None:
+            raise ConfigError(
+                f"{where}: whole samples, which are tested with data.patches, have no loss; watch a metric."
+            )
         if name == "accuracy" and not loss.labels:
             other = metric.replace("accuracy", "loss")
             raise ConfigError(f"{where}: {metric} is not measured with loss {loss.kind}; watch {other}.")
@@ -304,9 +329,10 @@ class Trainer(Evaluator):
 
     def _epoch_data(self) -> Dataset:
         augment = self.config.data.augment
+        dataset = self.dataset.at(self.epoch) if isinstance(self.dataset, Patched) else self.dataset
         if not augment.flip and not augment.crop_pad:
-            return self.dataset
-        return AugmentedDataset(self.dataset, augment, self.config.train.seed, self.epoch)
+            return dataset
+        return AugmentedDataset(dataset, augment, self.config.train.seed, self.epoch)
 
     # Checkpoints.
 

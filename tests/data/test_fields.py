@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lbpar.data.__main__ import main
-from lbpar.data.fields import _fields, make_volumes, parameters, spectrum
 from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.made.fields import _fields, make_volumes, parameters, spectrum
 from lbpar.errors import DataError
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from lbpar.data.sampler import Sampler
 from lbpar.errors import ConfigError, TrainingError
+from lbpar.runtime.totals import Totals
 from lbpar.runtime.worker import StepResult
 from lbpar.train.setup import build_dataset, build_graph
-from lbpar.train.totals import Totals
 from tests.util.training import PLANS, SMALL, assert_same, run_file, train
 
 MIXED = PLANS["mixed 4"][1]

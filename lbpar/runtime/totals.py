@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lbpar.engine.host.label_losses import class_confusion, error_sums
+from lbpar.runtime.scores import scores
 from lbpar.runtime.worker import StepResult
-from lbpar.train.scores import scores
+
+Array = NDArray[Any]
 
 
 @dataclass
@@ -28,6 +34,18 @@ class Totals:
             if hits is not None:
                 self.hits[name] = self.hits.get(name, 0.0) + hits
         for name, sums in r.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + sums
+
+    def add_whole(self, output: Array, target: Array, ignore: int | None, labels: bool) -> None:
+        """Add a part of whole samples: scores of classes and labels, or real numbers."""
+        if not labels:
+            self.sums["errors"] = self.sums.get("errors", 0.0) + error_sums(output, target)
+            return
+        found = class_confusion(-output.argmax(-1), target, output.shape[-1], ignore)
+        self.positions += int(found.sum())
+        self.hits["accuracy"] = self.hits.get("accuracy", 0.0) + float(found.trace())
+        counts = np.stack([found.diagonal(), found.sum(axis=0), found.sum(axis=1)])
+        for name, sums in (("confusion", found), ("counts", counts)):
             self.sums[name] = self.sums.get(name, 0.0) + sums
 
     def record(self, prefix: str = "", metrics: tuple[str, ...] = (), elements: int = 1) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from lbpar.config.losses import METRICS
 from lbpar.errors import ConfigError
 from lbpar.graph.ops.losses import LOSSES
+from lbpar.runtime.scores import scores
 from lbpar.train.best import Best, EarlyStop, gain
-from lbpar.train.scores import scores
 from lbpar.train.setup import build_dataset, build_graph
 from tests.util import training
 from tests.util.training import run_file, train

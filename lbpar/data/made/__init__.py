@@ -1,0 +1,1 @@
+"""Data sets that are made by formulas: random fields."""
