@@ -7,8 +7,6 @@ import pytest
 
 from lbpar.data.sampler import Sampler
 from lbpar.errors import ConfigError, TrainingError
-from lbpar.runtime.totals import Totals
-from lbpar.runtime.worker import StepResult
 from lbpar.train.setup import build_dataset, build_graph
 from tests.util.training import PLANS, SMALL, assert_same, run_file, train
 
@@ -294,17 +292,6 @@ def test_large_samples_do_not_end_training(batch, scale):
     good = build_dataset(config, build_graph(config), "train", "float64")
     [record] = train(config, dataset=Spoilt(good, int(Sampler(64, 8).order(0)[8 * batch]), scale)).records
     assert record["loss"] > scale**2 / 1000
-
-
-def test_totals_weigh_by_samples():
-    totals = Totals()
-    totals.add(StepResult(1.0, 3, 6, 3.0, 6.0))
-    totals.add(StepResult(5.0, 1, 2, 0.0, 1.0))
-    assert totals.record("test_") == {"test_loss": 2.0, "test_accuracy": 3 / 8, "test_top5": 7 / 8}
-    assert Totals().record() == {"loss": 0.0}
-    few = Totals()
-    few.add(StepResult(1.0, 3, 6, 3.0))  # no more than five classes
-    assert few.record() == {"loss": 1.0, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize("procs", [1, 4])
