@@ -8,6 +8,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
 from lbpar.json_text import dumps, write_text
 from lbpar.provenance import provenance
+from lbpar.runtime.room import node_memory
 from lbpar.study.figures import draw_all
 from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
 from lbpar.study.measure import step_options
@@ -27,9 +30,15 @@ from lbpar.study.predict import predict
 from lbpar.study.table import make_rows, to_csv
 from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds
+from lbpar.threads import cores
 from lbpar.train.setup import build_graph
 
 Say = Callable[[str], None]
+_asked: list[
+    tuple[RunConfig, int, Machine]
+] = []  # forked processes find it there: not all networks can be sent to them
+PLANNER = 2 << 30
+"""Bytes that planning may take: DenseNet-121 on 65,536 processes takes 1.7 GB."""
 #: Columns of the printed table and of the page's.
 HEADS = (
     "plan",
@@ -87,12 +96,20 @@ def run_study(args: argparse.Namespace, say: Say = print) -> int:
 
 
 def _predict(points: Sequence[Point], runs: Sequence[RunConfig], machine: Machine, say: Say) -> list[dict[str, Any]]:
-    found = []
-    for i, (point, config) in enumerate(zip(points, runs, strict=True), 1):
-        found.append(predict(config, point.procs, machine))
-        step = found[-1].get("predicted", {}).get("seconds")
-        say(f"{i}/{len(points)}  {point.folder}  {human_seconds(step) if step else 'no plan'}")
+    """Predict all points, as many at once as there are cores, and memory for (a planner may take `PLANNER`)."""
+    found: list[dict[str, Any]] = []
+    _asked[:] = [(config, point.procs, machine) for point, config in zip(points, runs, strict=True)]
+    workers = max(1, min(cores(), len(points), node_memory() // PLANNER))
+    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
+        for point, made in zip(points, pool.map(_predicted, range(len(points))), strict=True):
+            found.append(made)
+            step = made.get("predicted", {}).get("seconds")
+            say(f"{len(found)}/{len(points)}  {point.folder}  {human_seconds(step) if step else 'no plan'}")
     return found
+
+
+def _predicted(i: int) -> dict[str, Any]:
+    return predict(*_asked[i])
 
 
 def _measure(
