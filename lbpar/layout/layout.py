@@ -48,17 +48,7 @@ class Dim:
     def of(cls, index: Index, extents: Mapping[str, int], grid: Grid, op_grid: OpGrid) -> Dim:
         """The cut that an op grid gives an indexed dimension, in its simplest form."""
         axes = tuple(tuple(op_grid.get(loop, ())) for loop in index.loops)
-        factors = tuple(extents[loop] for loop in index.loops)
-        if not any(axes):
-            return cls.whole(index.extent)
-        if index.window is not None:
-            return _without_idle_window(cls(index.extent, factors, axes, index.window, index.transposed), grid)
-        # A factor of extent 1 that nothing cuts says nothing (a flatten of 1 x 1 maps is cut like its channels).
-        real = [i for i, (e, a) in enumerate(zip(factors, axes, strict=True)) if e > 1 or a]
-        factors, axes = tuple(factors[i] for i in real), tuple(axes[i] for i in real)
-        if len(factors) > 1 and not any(axes[1:]) and factors[0] % grid.ways(axes[0]) == 0:
-            return cls(index.extent, (index.extent,), axes[:1])
-        return cls(index.extent, factors, axes)
+        return _cut(index, tuple(extents[loop] for loop in index.loops), axes, grid)
 
     @classmethod
     def whole(cls, extent: int) -> Dim:
@@ -277,6 +267,20 @@ def blocks(dim: Dim, grid: Grid) -> tuple[Ints, Ints]:
         last = np.minimum(dim.extent, (hi - 1) * w.stride - w.pad + w.reach + 1)
     some = (hi > lo) & (last > first)
     return first * some, last * some
+
+
+@lru_cache(maxsize=1 << 14)
+def _cut(index: Index, factors: tuple[int, ...], axes: tuple[Axes, ...], grid: Grid) -> Dim:
+    if not any(axes):
+        return Dim.whole(index.extent)
+    if index.window is not None:
+        return _without_idle_window(Dim(index.extent, factors, axes, index.window, index.transposed), grid)
+    # A factor of extent 1 that nothing cuts says nothing (a flatten of 1 x 1 maps is cut like its channels).
+    real = [i for i, (e, a) in enumerate(zip(factors, axes, strict=True)) if e > 1 or a]
+    factors, axes = tuple(factors[i] for i in real), tuple(axes[i] for i in real)
+    if len(factors) > 1 and not any(axes[1:]) and factors[0] % grid.ways(axes[0]) == 0:
+        return Dim(index.extent, (index.extent,), axes[:1])
+    return Dim(index.extent, factors, axes)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -23,7 +23,7 @@ import numpy as np
 
 from lbpar.errors import LayoutError
 from lbpar.layout.cuts import Cuts, Ints, Many, bits, cuts_of, pick
-from lbpar.layout.grid import Axes
+from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Layout
 
 MoveKind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "halo", "p2p", "slice", "accumulate"]
@@ -167,6 +167,12 @@ def _go(cuts: Cuts, cur: Sequence[Many], dst: Sequence[Many], note: Callable[...
 
 
 @lru_cache(maxsize=1 << 16)
+def _stages(grid: Grid, src: tuple[int, ...], dst: tuple[int, ...], partial: int, kept: int) -> list[Stage]:
+    """`stages` of one pair; numbers of cuts say nothing of extents, so tensors of many shapes share them."""
+    return stages(cuts_of(grid), src, dst, partial, kept)
+
+
+@lru_cache(maxsize=1 << 16)
 def transition(src: Layout, dst: Layout) -> tuple[Move, ...]:
     """Moves from ``src`` to ``dst``, in order; empty if nothing changes.
 
@@ -188,8 +194,8 @@ def transition(src: Layout, dst: Layout) -> tuple[Move, ...]:
         raise LayoutError(f"transition: {dst} is partial along axes where {src} is complete; sums cannot be undone.")
     cuts, moves, cur = cuts_of(src.grid), [], src
     one = src.at is not None or dst.at is not None
-    before, after = ([cuts.number(d) for d in (x.cuts if one else x.dims)] for x in (src, dst))
-    for s in stages(cuts, before, after, bits(src.partial), bits(dst.partial)):
+    before, after = (tuple(cuts.number(d) for d in (x.cuts if one else x.dims)) for x in (src, dst))
+    for s in _stages(src.grid, before, after, bits(src.partial), bits(dst.partial)):
         axes = cuts.axes(s.axes)
         summed = s.kind in ("reduce_scatter", "allreduce")
         if not summed and not dst.partial and set(cur.partial) <= set(dst.partial):

@@ -37,6 +37,8 @@ from lbpar.text import human_bytes, nearest
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4
+#: Under a memory limit a plan is taken once it is proven to be within so much of the optimum.
+GAP = 1e-3
 #: Step times that differ by no more are taken as equal: measured ones differ by more from the prediction, and from each other.
 ALIKE = 0.004
 #: Grids for all layers whose layers and edges cost no more times the least are compared by the whole step.
@@ -263,7 +265,7 @@ def _search(
     leanest = priced
     for _ in range(TIGHTEN):
         try:
-            solution = minimise(costs, tables.edges, memory=held, limit=budget)
+            solution = minimise(costs, tables.edges, memory=held, limit=budget, gap=GAP)
         except PlanError:
             break  # nothing keeps so little
         priced = settings.priced(name, plan_of(tables, solution.choice, grid))
@@ -314,7 +316,7 @@ def single_grid(tables: Tables, grid: Grid) -> Plan | None:
     that it can.
     """
     seen: dict[tuple[tuple[str, tuple[int, ...]], ...], OpGrid] = {}
-    for t in tables.nodes.values():
+    for t in {id(t): t for t in tables.nodes.values()}.values():
         for g in t.grids:
             if not {"C", "G"} & set(g) or "F" not in g:
                 uniform = {("K" if loop in ("F", "C", "G") else loop): axes for loop, axes in g.items()}

@@ -222,7 +222,7 @@ class _Builder:
                 summed=low.summed,
                 memory=low.memory(spared),
                 y=_many(low.copies[f"{name}:y"][-1:])[0],
-                xs=[_many(low.copies[f"{x}:y"]) for x in sources],
+                xs=[_many(low.copies.get(f"{x}:y", ())) for x in sources],
                 dxs=[_many(low.parts.get(x, ())) for x in sources],
                 gradients=low.messages,
                 kernels={(self.place[n], v): seconds for (n, v), seconds in low.kernels.items()},
@@ -267,6 +267,8 @@ class _Builder:
             tables = [self.outer(*pair) for pair in _moved(u, v, i)]
             tables[len(v.xs[i]) :] = map(_turned, tables[len(v.xs[i]) :])
             tables += [f.between(self.pricing, u, v, i) for f in fused]
+            if not tables:  # an input that is never read
+                tables = [EdgeTable(np.zeros((1, 1)), *(np.zeros(len(t.grids), int) for t in (u, v)))]
             self.pricing.memo[key] = (_joined(tables), u, v)  # kept alive: their identities are keys
         return self.pricing.memo[key][0]
 

@@ -66,9 +66,9 @@ class _Limited:
             self.best = point
         return point
 
-    def closed(self, bound: float) -> bool:
-        """Whether no choice above ``bound`` is better than the best known."""
-        return bound >= self.best.cost - CLOSE * abs(self.best.cost)
+    def closed(self, bound: float, gap: float = 0.0) -> bool:
+        """Whether no choice above ``bound`` is better than the best known by more than ``gap``."""
+        return bound >= self.best.cost - max(gap, CLOSE) * abs(self.best.cost)
 
     def priced(self, problem: Problem, allowed: list[Ints], price: float, cache: Cache) -> tuple[_Point, float]:
         """Best choice of ``problem`` (that over ``allowed``) at ``price``, and a lower bound of cost + price * memory."""
@@ -165,7 +165,7 @@ class _Limited:
 
 
 def within_memory(
-    names: Sequence[Hashable], problem: Problem, memory: list[Floats], limit: float, states_limit: int
+    names: Sequence[Hashable], problem: Problem, memory: list[Floats], limit: float, states_limit: int, gap: float
 ) -> Found:
     """Minimise ``problem`` with the memories of the chosen configurations summing to at most ``limit``.
 
@@ -184,11 +184,11 @@ def within_memory(
             f"of which {largest!r} needs {least[largest]:.6g}; raise the limit or use more processes"
         )
     root = limited.dual(start)
-    if limited.best.choice and not limited.closed(root.bound):
+    if limited.best.choice and not limited.closed(root.bound, gap):
         again = limited.dual(limited.trim(limited.fixed(start)) or start)
         root = again if again.bound > root.bound else _Bounded(again.allowed, root.bound, again.over, again.under)
     heap, count = [(root.bound, 0, root)], 0
-    while heap and not limited.closed(heap[0][0]) and count < NODES:
+    while heap and not limited.closed(heap[0][0], gap) and count < NODES:
         for half in limited.halves(heapq.heappop(heap)[2]):
             fitting = limited.trim(half)
             if fitting is not None:

@@ -82,6 +82,7 @@ def minimise(
     memory: Mapping[Name, ArrayLike] | None = None,
     limit: float | None = None,
     states_limit: int = 1_000_000_000,
+    gap: float = 0.0,
 ) -> Solution:
     """Choose one configuration per node so that node plus edge costs are least.
 
@@ -94,6 +95,7 @@ def minimise(
     limit : most that the memories of the chosen configurations may sum to.
     states_limit : table cells that the exact elimination may need; beyond, the search is bounded, not exact, and spends about
         as many.
+    gap : with a memory limit, stop once the answer is proven within this relative gap; 0 asks for the optimum.
 
     Returns
     -------
@@ -113,7 +115,7 @@ def minimise(
         found = run(problem, cache, states_limit)
     else:
         held = held or [np.zeros(u.size) for u in problem.unary]
-        found = within_memory(names, problem, held, limit, states_limit)
+        found = within_memory(names, problem, held, limit, states_limit, gap)
     if not np.isfinite(found.total):
         raise PlanError("search: every choice is forbidden (cost inf); allow at least one configuration for each node")
     exact = found.bound >= found.total - 1e-11 * abs(found.total)

@@ -1,17 +1,19 @@
-"""How long planning takes and how much memory: python tests/bench/planner.py [--procs 64 1024 65536] [--json FILE].
+"""What `lbpar plan ... --quiet` takes, start-up, comparison and report included: python tests/bench/planner.py [--procs 64 1024 65536] [--json FILE].
 
-Each case runs in a process of its own. Times are of pricing all candidate grids and searching, without comparing named strategies;
-"cpu" is the processor time of the whole process, start included, and does not depend on what else the machine does.
+Every case is the whole command in a process of its own. ``cpu_s`` is its processor time, user and system; ``wall_s`` the time until it
+ends, which other work on the machine makes longer; ``peak_mb`` the most memory that it held. ``limit_s`` is what ``cpu_s`` is to keep.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
-from time import perf_counter, process_time
+import tempfile
+from pathlib import Path
+from time import perf_counter
 
 #: Network and samples per step for 64, 1,024 and 65,536 processes.
 CASES = {
@@ -21,80 +23,74 @@ CASES = {
     "resnet152": (256, 4096, 65536),
     "unet3d": (4, 16, 64),
 }
-PROCS = (64, 1024, 65536)
-#: Seconds that a plan may take.
-TARGETS = dict(zip(PROCS, (2, 10, 60), strict=True))
+#: Processes, and processor seconds that the command may take.
+LIMITS = {64: 3, 1024: 3, 65536: 4}
+#: MB that it may hold.
+MEMORY = 1000
 
 
 def one(model: str, batch: int, procs: int, machine: str, axes: int | None) -> dict[str, object]:
-    """Plan one network in this process."""
-    from lbpar.cost.machine import find_machine
-    from lbpar.graph.ops.losses import CrossEntropy
-    from lbpar.models.registry import build_model
-    from lbpar.plan.candidates import MOST_AXES
-    from lbpar.plan.choose import choose_plan
-
-    graph, target = build_model(model).with_loss(CrossEntropy()), find_machine(machine)
-    started, spent = perf_counter(), process_time()
-    choice = choose_plan(graph, batch, procs, target, compare=False, most_axes=axes or MOST_AXES)
-    seconds, cpu = perf_counter() - started, process_time() - spent
+    """Run one command and say what it took and found."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "plan.json")
+        command = [
+            sys.executable,
+            "-m",
+            "lbpar.cli",
+            "plan",
+            "--model",
+            model,
+            "--batch",
+            str(batch),
+            "--procs",
+            str(procs),
+        ]
+        command += ["--machine", machine, "--quiet", "--json", str(file), *(["--axes", str(axes)] if axes else [])]
+        started = perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        wall = perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    space = found["space"]
     return {
         "model": model,
         "batch": batch,
         "procs": procs,
-        "grid": str(choice.plan.grid),
-        "search_s": round(choice.search_seconds, 2),
-        "with_pricing_s": round(seconds, 2),
-        "cpu_s": round(cpu, 2),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "candidates": choice.space["candidates_most"],
-        "plans": f"10^{len(str(choice.space['plans'])) - 1}",
-        "width": choice.space["width"],
-        "states": choice.space["states"],
-        "exact": choice.space["exact"],
-        "step_ms": round(1e3 * choice.priced.seconds, 2),
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+        "wall_s": round(wall, 2),
+        "peak_mb": used.ru_maxrss // 1024,
+        "grid": "·".join(map(str, found["grid"])),
+        "plans": space["plans"],
+        "exact": space["exact"],
+        "step_ms": round(1e3 * found["step"]["seconds"], 2),
+        "limit_s": LIMITS.get(procs, ""),
     }
 
 
 def main() -> int:
-    """Run all cases and print a table."""
+    """Run all cases and print a table; 1 if any took more than its limit."""
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--procs", type=int, nargs="+", default=list(PROCS))
+    p.add_argument("--procs", type=int, nargs="+", default=list(LIMITS))
     p.add_argument("--models", nargs="+", default=list(CASES))
     p.add_argument("--machine", default="perlmutter-a100")
     p.add_argument("--axes", type=int, help="grid axes at most")
     p.add_argument("--json", help="write the rows here")
-    p.add_argument("--one", nargs=3, metavar=("MODEL", "BATCH", "PROCS"), help=argparse.SUPPRESS)
     args = p.parse_args()
-    if args.one:
-        model, batch, procs = args.one
-        print(json.dumps(one(model, int(batch), int(procs), args.machine, args.axes)))
-        return 0
-    rows = []
+    rows: list[dict[str, object]] = []
     for procs in args.procs:
         for model in args.models:
-            batch = dict(zip(PROCS, CASES[model], strict=True)).get(procs, 256)
-            extra = ["--axes", str(args.axes)] if args.axes else []
-            command = [
-                sys.executable,
-                __file__,
-                "--one",
-                model,
-                str(batch),
-                str(procs),
-                "--machine",
-                args.machine,
-                *extra,
-            ]
-            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            batch = dict(zip(LIMITS, CASES[model], strict=True)).get(procs, 256)
+            rows.append(one(model, batch, procs, args.machine, args.axes))
             if len(rows) == 1:
-                print("| " + " | ".join(rows[0]) + " | target_s |")
-                print("|" + " --- |" * (len(rows[0]) + 1))
-            print("| " + " | ".join(map(str, rows[-1].values())) + f" | {TARGETS.get(procs, '')} |", flush=True)
+                print("| " + " | ".join(rows[0]) + " |")
+                print("|" + " --- |" * len(rows[0]))
+            print("| " + " | ".join(map(str, rows[-1].values())) + " |", flush=True)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as f:
-            json.dump(rows, f, indent=2)
-    return 0
+        Path(args.json).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return int(any(r["cpu_s"] > (r["limit_s"] or float("inf")) or r["peak_mb"] > MEMORY for r in rows))  # type: ignore[operator]
 
 
 if __name__ == "__main__":

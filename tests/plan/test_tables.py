@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,9 @@ from lbpar.cost.machine import Machine, find_machine
 from lbpar.cost.price import price
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
+from lbpar.graph.loops import Kernel, Shape
 from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.graph.ops.pointwise import Relu
 from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of
 from lbpar.plan.pricing import Pricing
@@ -149,3 +152,35 @@ def test_the_search_agrees_with_brute_force_on_200_random_networks() -> None:
         solution = minimise({n: t.seconds for n, t in tables.nodes.items()}, tables.edges)
         assert solution.exact and solution.total == pytest.approx(total.min(), rel=1e-12)
         assert solution.space_size == total.size
+
+
+class First(Relu):
+    """A relu that reads the first of its two inputs."""
+
+    no_grad = frozenset({1})
+
+    def infer(self, xs: Sequence[Shape]) -> Shape:
+        return super().infer(xs[:1])
+
+    def forward(self, xs: Sequence[Shape], training: bool) -> tuple[Kernel, ...]:
+        return super().forward(xs[:1], training)
+
+    def backward(self, xs: Sequence[Shape], wanted: frozenset[str]) -> tuple[Kernel, ...]:
+        return super().backward(xs[:1], wanted)
+
+
+def test_an_input_that_is_never_read_costs_nothing() -> None:
+    g = GraphBuilder(input=(8, 8, 8))
+    x = g.conv(g.input, 16, 3, pad=1)
+    unread = g.sigmoid(g.input)
+    x = g.add_op(First(), (x, unread))
+    graph = g.build(g.linear(g.global_avg_pool(x), 16)).with_loss(CrossEntropy())
+    grid = planning_grid(4)
+    tables = build_tables(graph, 8, Pricing(MACHINE, grid))
+    (edge,) = (e for (a, b), e in tables.edges.items() if b == x and a != graph[x].inputs[0])
+    assert (edge.full() == 0).all()
+    assert choose_plan(graph, 8, 4, MACHINE).priced.seconds > 0
+    choice = {n: len(t.grids) // 2 for n, t in tables.nodes.items()}
+    assert tables.total(choice) == pytest.approx(
+        steps_total(graph, plan_of(tables, choice, grid), 8, MACHINE), rel=0.01
+    )

@@ -27,6 +27,18 @@ def test_memory_limit_is_exact(kind):
         assert found.total == pytest.approx(brute_force(nodes, edges, memory, limit), abs=1e-9), (seed, kind)
 
 
+def test_memory_limit_within_a_gap():
+    rng = np.random.default_rng(11)
+    nodes = {n: rng.random(9) for n in range(12)}
+    edges = {(n, n + 1): rng.random((9, 9)) for n in range(11)}
+    memory = {n: rng.random(9) for n in nodes}
+    limit = 0.3 * sum(m.max() for m in memory.values())
+    exact = minimise(nodes, edges, memory=memory, limit=limit)
+    rough = minimise(nodes, edges, memory=memory, limit=limit, gap=0.2)
+    assert rough.bound <= exact.total + 1e-9 <= rough.total + 2e-9
+    assert rough.gap <= 0.2 and rough.memory <= limit and rough.states <= exact.states
+
+
 def test_memory_limit_that_nothing_fits_names_the_smallest_footprint():
     nodes = {"conv": [0.0, 1.0], "fc": [0.0]}
     with pytest.raises(PlanError, match=r"smallest footprint is 12, of which 'conv' needs 8"):
