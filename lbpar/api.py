@@ -21,6 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from lbpar.config.parallel import ParallelConfig
 from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.config.run_file import load_run_file as load_run
@@ -89,8 +90,7 @@ def make_plan(
     graph = build_graph(config, graph)
     procs = procs or config.parallel.procs or 1
     if plan_file is not None:
-        parallel = config.parallel.model_copy(update={"strategy": str(plan_file), "layers": {}})
-        return resolve_plan(parallel, graph, config.train.batch, procs)
+        return resolve_plan(ParallelConfig(strategy=str(plan_file)), graph, config.train.batch, procs)
     return build_plan(config, graph, procs)
 
 

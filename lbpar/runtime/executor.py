@@ -90,6 +90,9 @@ class Executor:
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
         staged = any(s.move.src.at != s.move.dst.at for s in program.moves)
+        if staged:  # not all ranks would come to make a group when a stage first uses it
+            groups = {s.move.axes for s in program.moves if program.plan.grid.ways(s.move.axes) > 1}
+            transport.prepare(sorted(groups))
         self.progress = "block" if transport.size == 1 or (self._transfers.deferred and not staged) else "test"
         self._buckets = Buckets(program, engine, transport.rank)
         self._kinds = {s.dst: s.move.kind for s in program.moves}

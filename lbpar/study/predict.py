@@ -31,7 +31,7 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
     graph, batch, parallel = build_graph(config), config.train.batch, config.parallel
     optimizer = optimizer_name(config.train.optimizer)
     try:
-        if parallel.strategy == "auto":
+        if parallel.strategy == "auto" and parallel.stages == 1 and parallel.micro_batches is None:
             best = choose_plan(
                 graph, batch, procs, machine, memory_limit=parallel.memory, dtype=config.engine.dtype, optimizer=optimizer,
                 prefetch=config.data.prefetch, rims=config.engine.name == "cupy", layers=parallel.layers,

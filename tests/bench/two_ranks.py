@@ -52,8 +52,43 @@ WIDE_CONV = {
         {"op": "global_avg_pool"},
     ],
 }
+VGG_LIKE = {
+    "input": [64, 64, 3],
+    "layers": [
+        *(
+            layer
+            for filters in (32, 64, 128, 256)
+            for layer in (
+                {"op": "conv", "filters": filters, "kernel": 3, "pad": 1},
+                {"op": "relu"},
+                {"op": "conv", "filters": filters, "kernel": 3, "pad": 1},
+                {"op": "relu"},
+                {"op": "max_pool", "kernel": 2},
+            )
+        ),
+        {"op": "flatten"},
+        {"op": "linear", "features": 1024},
+        {"op": "relu"},
+        {"op": "linear", "features": 10},
+    ],
+}
+UNET_LIKE = {"name": "unet2d", "input": [128, 128, 1], "classes": 2, "width": 0.25}
+
+
+def staged(model: dict[str, Any], batch: int) -> dict[str, Job]:
+    """Two ranks as two stages, beside two that split the samples and one."""
+    inside = {"strategy": "data", "stages": 2, "micro_batches": 8}
+    return {
+        "samples 2": job(model, batch, strategy="data"),
+        "1 rank": job(model, batch, 1),
+        "1 rank, 8 micro-batches": job(model, batch, 1, strategy="data", micro_batches=8),
+        **{f"2 stages, {s}": job(model, batch, **inside, schedule=s) for s in ("1f1b", "zero-bubble", "gpipe")},
+    }
+
 
 CASES: dict[str, dict[str, Job]] = {
+    "stages-vgg": staged(VGG_LIKE, 64),
+    "stages-unet": staged(UNET_LIKE, 32),
     "ddp-resnet18-32": {
         "DDP, 2 × 1 thread": ddp(SMALL, 64),
         "lbpar, samples 2": job(SMALL, 64, strategy="data"),

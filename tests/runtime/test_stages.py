@@ -17,7 +17,9 @@ from lbpar.program.schedule import in_flight
 from lbpar.program.steps import Free
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.executor import Executor, run_lockstep
+from lbpar.runtime.initial import initial_state
 from lbpar.transport.single import SingleTransport
+from lbpar.transport.virtual import VirtualWorld
 from tests.util.graphs import random_graph, residual_network
 from tests.util.run import (
     assert_same,
@@ -168,3 +170,15 @@ def test_a_stage_keeps_no_more_micro_batches_than_the_schedule_allows(schedule: 
 
 #: Activations that the backward pass reads, of each stage of `chain`.
 OWN = [{n for n, s in cut_evenly(chain(), 4).items() if s == r and n[0] == "r"} for r in range(4)]
+
+
+def test_groups_are_made_by_all_ranks_before_the_first_step() -> None:
+    """A stage alone would wait for the others where a library makes groups together."""
+    graph = chain()
+    plan = Plan(Grid((2, 2)), {n.name: {"N": (0,)} for n in graph.ops}, Pipeline((1,), cut_evenly(graph, 2), "1f1b", 2))
+    program, world, made = lower(graph, plan, 8), VirtualWorld(plan.grid), list[list[tuple[int, ...]]]()
+    for r, t in enumerate(world.transports):
+        t.prepare = lambda axes: made.append(list(axes))  # type: ignore[method-assign]
+        state = initial_state(graph.params(), program.params, r, 1, np.dtype(np.float64))
+        Executor(program, NumpyEngine(np.float64), t, state)
+    assert made == [[(0,), (1,)]] * 4
