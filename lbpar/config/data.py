@@ -69,7 +69,7 @@ class Percentile(_Ends):
 
 @NORMALISATIONS.add
 class Window(_Ends):
-    """Clipped to two values, which become 0 and 1: for units that mean something, as Hounsfield's in CT."""
+    """Clipped to two values, which become 0 and 1: for values in fixed units, such as those of Hounsfield in CT."""
 
     name: Literal["window"]
     low: Number = Field(default=-1000.0, description="The lower value.")

@@ -62,7 +62,7 @@ class EngineConfig(Section):
     )
     transport: Literal["auto", "nccl", "mpi", "host"] = Field(
         default="auto",
-        description="How arrays of GPUs travel between processes: by NCCL, which wants a GPU for each process, by an MPI that takes device "
+        description="How arrays of GPUs travel between processes: by NCCL, which needs a GPU for each process, by an MPI that takes device "
         "memory, or by way of the host; auto is the first of these that works. For cupy.",
     )
     progress: Literal["auto", "test", "thread", "block"] = Field(

@@ -93,7 +93,7 @@ class L1(Loss):
 
 @LOSSES.add
 class Huber(Loss):
-    """Mean of half the square up to an error of 1, of its size less a half beyond."""
+    """Mean over errors: half the square up to 1, beyond that the size less a half."""
 
     name: Literal["huber"]
 

@@ -119,7 +119,7 @@ def _open(files: list[Path], masks: list[Path] | None, fit: Fit) -> tuple[Rows, 
     kinds = {is_volume(f) for f in [*files, *(masks or [])]}
     if len(kinds) == 2:
         raise DataError(
-            f"{files[0].parent}: got pictures and volumes (NIfTI, NumPy), expected one kind; convert them apart."
+            f"{files[0].parent}: got pictures and volumes (NIfTI, NumPy), expected one kind; convert them separately."
         )
     if kinds == {True}:
         return open_volumes(files, masks, fit)

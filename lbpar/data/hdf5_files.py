@@ -45,7 +45,7 @@ def read_hdf5(
     names = splits_of(path, x)
     if share is not None and len(names) > 1:
         raise DataError(
-            f"{path}: it has the splits {', '.join(names)} already, so that --test-share has none to make two of."
+            f"{path}: it already has the splits {', '.join(names)}; --test-share divides a file that has a single one."
         )
     out: list[Split] = []
     for name in names:

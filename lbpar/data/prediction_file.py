@@ -163,7 +163,7 @@ def _places(path: Path, data: Dataset, shape: Sequence[int], labels: bool) -> li
     names = [p.name for p in places]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
-        raise DataError(f"{path}: two volumes are called {twice}; predict them apart, or write .h5.")
+        raise DataError(f"{path}: two volumes are called {twice}; predict them separately, or write .h5.")
     return places
 
 

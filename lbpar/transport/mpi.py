@@ -396,7 +396,7 @@ def _initialise(mpi: Any) -> None:
         mpi.Init_thread()
         return
     if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
-        raise CommError("MPI: it could not be started; what it says of that is above.")
+        raise CommError("MPI could not be started; its own message is above.")
     for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
         comm.Set_errhandler(mpi.ERRORS_RETURN)  # an error becomes an exception, as mpi4py has it
 
