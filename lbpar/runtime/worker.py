@@ -188,9 +188,10 @@ class Worker:
 
     def _finite(self, node: str, executor: Executor, feeds: Mapping[str, Array]) -> bool:
         program = executor.program
-        held = [feeds[b] for b, source in program.feeds.items() if source == node and b in feeds]
-        held += [executor.arrays.get(b) for v, b in program.values.items() if v.partition("#")[0] == f"{node}:y"]
-        return all(np.isfinite(self.engine.to_host(a)).all() for a in held if a is not None)
+        fed = [feeds[b] for b, source in program.feeds.items() if source == node and b in feeds]  # on the host
+        made = [executor.arrays.get(b) for v, b in program.values.items() if v.partition("#")[0] == f"{node}:y"]
+        held = [*fed, *(self.engine.to_host(a) for a in made if a is not None)]
+        return all(np.isfinite(a).all() for a in held)
 
     def move_kinds(self) -> dict[str, str]:
         """Kind of each move of the training steps, by the buffer that it fills."""

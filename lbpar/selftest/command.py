@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from lbpar.engine.base import Engine
-from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import BFLOAT16, NAMES, get_engine
 from lbpar.errors import LbparError
-from lbpar.graph.graph import Graph
-from lbpar.runtime.optim.rules import SGD
-from lbpar.selftest import gpu
+from lbpar.selftest.checks import PROCS, network_row
 from lbpar.selftest.networks import networks
 from lbpar.tables import print_table
-from lbpar.verify.compare import Reference, Update, measure, verify_virtual, worst_of_large
-from lbpar.verify.oracle import oracle
-from lbpar.verify.plans import random_plan
+from lbpar.threads import cores
 from lbpar.verify.run import TOLERANCES
 
-BATCH, PROCS, SEED = 5, 6, 1
+BUDGET = 170.0
+"""Seconds for all parts on a GPU."""
 
-HALF = 0.2
-"""Relative difference that passes where activations are held in a half type: several roundings to 8 bits."""
+MOST_WORKERS = 6
+"""Processes that share the GPU while results are checked, at most; each has a context of its own there."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,18 +37,25 @@ def parser() -> argparse.ArgumentParser:
         "--plans", type=int, default=3, metavar="N", help=f"random plans on {PROCS} simulated ranks per network"
     )
     p.add_argument("--json", metavar="FILE", help="write everything that was found to a file")
-    p.add_argument("--quick", action="store_true", help="of a GPU: leave out its speeds")
+    gpu = p.add_argument_group("of a GPU")
+    gpu.add_argument("--quick", action="store_true", help="leave out its speeds")
+    gpu.add_argument(
+        "--budget", type=float, default=BUDGET, metavar="SECONDS",
+        help="what does not fit is left out, the least important first (default: %(default)g)",
+    )  # fmt: skip
+    gpu.add_argument("--only", default="", metavar="PATTERN", help="parts whose names match a regular expression")
+    gpu.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # sizes for tests of this
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check an engine in every type that it has; 1 if something differs."""
     args = parser().parse_args(argv)
-    left_out, report = "", {"engine": args.engine}
-    if args.engine == "cupy":
-        report |= gpu.report(quick=args.quick)
-        print_table(report["parts"], title="device")
-    rows: list[dict[str, Any]] = []
+    return _gpu(args) if args.engine == "cupy" else _engine(args)
+
+
+def _engine(args: argparse.Namespace) -> int:
+    left_out, rows = "", list[dict[str, Any]]()
     for dtype in TOLERANCES:
         try:
             engine = get_engine(args.engine, dtype)
@@ -60,46 +64,41 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             left_out = f"; without bfloat16 ({error})"
             continue
-        rows += [_row(name, graph, engine, args.plans, dtype) for name, graph in networks().items()]
+        for name, graph in networks().items():
+            row = {"engine": engine.name, "dtype": dtype, "network": name}
+            rows.append(row | network_row(graph, engine, args.plans, dtype))
     print_table(rows, title="worst relative differences of outputs, gradients, updated weights")
-    for row in rows:
-        if row[""] not in ("ok", "WRONG"):
-            print(f"selftest: {row['network']}, {row['dtype']}: {row['']}")
-    failed = any(row[""] != "ok" for row in rows) or any(part["failed"] for part in report.get("parts", ()))
+    failed = any(row[""] != "ok" for row in rows)
+    return _end(args, {"engine": args.engine, "networks": rows}, failed, left_out)
+
+
+def _gpu(args: argparse.Namespace) -> int:
+    """Parts in processes of their own, one that fails beside the others, within the time that there is."""
+    from lbpar.selftest import gpu, parts  # which knows of CuPy
+
+    def say(row: parts.Row) -> None:
+        mark = "FAILED" if row["failed"] else "-" if row.get("left out") else "ok"
+        print(f"{row['seconds']:6.1f} s  {mark:6s}  {row['part']}: {row['found']}", flush=True)
+
+    wanted = [p for p in gpu.parts(args.plans, args.quick, args.tiny) if re.search(args.only, p.name)]
+    started, workers = time.monotonic(), max(1, min(MOST_WORKERS, cores() // 2))
+    rows = parts.run(wanted[:1], args.budget, 1, say)
+    if rows and rows[0]["failed"] and rows[0]["part"] == "versions":
+        wanted = []  # nothing can be found out without a device
+    rows += parts.run(wanted[1:], args.budget - (time.monotonic() - started), workers, say)
+    for table in (row["table"] for row in rows if "table" in row):
+        print_table(table["rows"], title=table["title"])
+    bad = [row for row in rows if row["failed"]]
+    for row in bad:
+        print(f"\n{row['part']}: {row['found']}\n{row.get('log', '')}", file=sys.stderr)
+    out = [row["part"] for row in rows if row.get("left out")]
+    left_out = f"; {len(out)} parts left out: {', '.join(out)}" if out else ""
+    return _end(args, {"engine": "cupy", "parts": rows}, bool(bad), left_out)
+
+
+def _end(args: argparse.Namespace, report: dict[str, Any], failed: bool, left_out: str) -> int:
     if args.json:
-        text = json.dumps({**report, "networks": rows, "passed": not failed}, indent=1, default=str)
+        text = json.dumps({**report, "passed": not failed}, indent=1, default=str)
         Path(args.json).write_text(text + "\n", encoding="utf-8")
     print(f"selftest: {'FAILED' if failed else 'passed'}{left_out}", flush=True)
     return int(failed)
-
-
-def _row(name: str, graph: Graph, engine: Engine, plans: int, dtype: str) -> dict[str, Any]:
-    """What a network gave; on a device a part that fails does not end the others."""
-    row: dict[str, Any] = {"engine": engine.name, "dtype": dtype, "network": name}
-    try:
-        alone, ranks = check(graph, engine, plans, dtype)
-    except Exception as error:
-        if engine.host:
-            raise
-        return row | {"": f"{type(error).__name__}: {error}"}
-    limit = HALF if engine.activations != engine.dtype else TOLERANCES[dtype]
-    good = max(alone, ranks) <= limit
-    return row | {"against float64": alone, f"{PROCS} ranks against 1": ranks, "": "ok" if good else "WRONG"}
-
-
-def check(graph: Graph, engine: Engine, plans: int, dtype: str | None = None) -> tuple[float, float]:
-    """Worst relative differences: of one rank from the reference in float64, of random plans from one rank.
-
-    ``dtype`` is that of `get_engine`; default: the engine's element type. Where activations are held in a half type, random plans are
-    compared with the reference as well, and small tensors are not.
-    """
-    update = Update(graph, BATCH, SEED, lambda _: SGD(0.1, momentum=0.9, weight_decay=1e-3), 0.1)
-    dtype, random = dtype or engine.dtype.name, Random(SEED)
-    half = engine.activations != engine.dtype
-    ours = Reference(update, engine, measure(dtype))
-    exact = Reference(update, NumpyEngine("float64") if half else oracle(dtype), measure(dtype))
-    found = [verify_virtual(ours, random_plan(graph, BATCH, PROCS, random)) for _ in range(plans)]
-    if half:
-        ranks = [worst_of_large(exact, parity.tensors) for parity in found]
-        return worst_of_large(exact, exact.beside(ours)), max(ranks, default=0.0)
-    return max(exact.beside(ours).values()), max((parity.worst for parity in found), default=0.0)

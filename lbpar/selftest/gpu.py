@@ -1,113 +1,160 @@
-"""What a GPU has and does: versions, kernels that compile, and speeds beside what the card can do. A part that fails is reported, and the next begins."""
+"""What is to be found out about a GPU: the parts of ``lbpar selftest --engine cupy``, the most important first."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import os
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lbpar.engine.base import Engine, LocalWindow
-from lbpar.engine.cupy import library
+from lbpar.engine.cupy import launch_conv, library
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.registry import get_engine
+from lbpar.selftest.networks import networks
+from lbpar.selftest.parts import Part
 from lbpar.text import human_bytes
 from lbpar.transport.nccl import load_nccl
 
-TYPES = {"float32": ("float32", False), "TF32": ("float32", True), "bfloat16": ("bfloat16", False)}
-TRIES = 5
+TYPES: dict[str, dict[str, Any]] = {
+    "float64": {"dtype": "float64"},
+    "float32": {"dtype": "float32"},
+    "float32, own kernels": {"dtype": "float32", "cudnn": False},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, own kernels": {"dtype": "bfloat16", "cudnn": False},
+}
+"""Ways to compute whose results are checked, by name."""
+
+FAST: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "TF32": {"dtype": "float32", "tf32": True},
+    "bfloat16, own kernels": {"dtype": "bfloat16", "cudnn": False},
+    "float32": {"dtype": "float32"},
+}
+"""Ways to compute whose speed is measured, by name."""
+
+COMPILERS = 16
+"""Modules that are compiled at the same time, at most."""
 
 
-def report(quick: bool = False, size: int = 4096, images: int = 64) -> dict[str, Any]:
-    """All parts: what each found, or why it failed.
+def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
+    """What is found out.
 
     Parameters
     ----------
+    plans : int
+        Random plans on simulated ranks for each network.
     quick : bool
         Leave out speeds.
-    size : int
-        Rows of the matrices that are multiplied; memory that is copied follows from it.
-    images : int
-        Of 56 by 56 positions and 64 channels, which are convolved.
+    tiny : bool
+        Of small sizes, for tests of this.
     """
-    parts: list[dict[str, Any]] = []
-
-    def part(name: str, find: Callable[[], Any]) -> None:
-        start, failed, found = time.perf_counter(), False, ""
-        try:
-            found = find()
-        except Exception as error:  # noqa: BLE001  whatever it is, the other parts go on
-            found, failed = f"{type(error).__name__}: {error}", True
-        parts.append({"part": name, "found": found, "seconds": time.perf_counter() - start, "failed": failed})
-
-    part("versions", _versions)
-    part("NCCL", lambda: f"version {load_nccl().get_version()}")
-    part("kernels", _kernels)
-    if not quick:
-        part("copy", lambda: _copy(get_engine("cupy", "float32"), size * size))
-        for name, kind in TYPES.items():
-            part(f"product, {name}", lambda kind=kind: _product(_engine(*kind), size))  # type: ignore[misc]
-            part(f"convolution 3x3, {name}", lambda kind=kind: _convolution(_engine(*kind), images))  # type: ignore[misc]
-    return {"parts": parts}
+    here = "lbpar.selftest"
+    found = [
+        Part("versions", f"{here}.gpu:versions", seconds=5, alone=True),
+        Part("kernels", f"{here}.gpu:kernels", {"few": tiny}, seconds=20, alone=True),
+    ]
+    for way, engine in TYPES.items():
+        for name in networks():
+            arguments = {"network": name, "engine": engine, "plans": plans}
+            found.append(Part(f"{name}, {way}", f"{here}.checks:network", arguments, seconds=10))
+    found.append(Part("training", f"{here}.checks:training", seconds=10))
+    if mpirun():
+        for procs in (2, 4):
+            for transport in ("host", "nccl", "mpi"):
+                arguments = {"procs": procs, "transport": transport}
+                found.append(Part(f"{procs} ranks, {transport}", f"{here}.checks:ranks", arguments, seconds=15))
+    return found if quick else found + _speeds(tiny)
 
 
-def _engine(dtype: str, tf32: bool) -> Engine:
-    return get_engine("cupy", dtype, tf32=tf32)
+def _speeds(tiny: bool) -> list[Part]:
+    here, torch = "lbpar.selftest.speeds", find_spec("torch") is not None
+    size = {"tiny": tiny}
+    found = [Part("ceilings", f"{here}:ceilings", {"ways": FAST, **size}, seconds=10, alone=True)]
+
+    def network(name: str, way: str, batch: int, others: tuple[str, ...] = (), seconds: float = 12) -> None:
+        arguments = {"network": name, "batch": batch, **size}
+        title, engine = f"{name} of {batch}, {way}", FAST[way]
+        found.append(Part(title, f"{here}:network", {**arguments, "engine": engine}, seconds, alone=True))
+        for kind in others if torch else ():
+            more = {**arguments, "way": way, "compiled": kind == "compile"}
+            longer = 60 if kind == "compile" else seconds
+            found.append(Part(f"{title}, PyTorch {kind}", f"{here}:torch_network", more, longer, alone=True))
+
+    network("resnet50", "bfloat16", 256, ("eager",))
+    network("resnet50", "TF32", 256, ("eager",))
+    network("unet3d", "bfloat16", 2, ("eager",), 15)
+    found += [
+        Part(f"floors, {way}", f"{here}:floors", {"engine": FAST[way], **size}, seconds=15, alone=True)
+        for way in ("bfloat16", "bfloat16, own kernels")
+    ]
+    network("unet3d", "TF32", 2, ("eager",), 15)
+    network("resnet50", "bfloat16", 64, ("eager",))
+    network("resnet50", "TF32", 64, ("eager",))
+    network("resnet50", "bfloat16, own kernels", 256)
+    if torch:
+        for name, way, batch in (("resnet50", "bfloat16", 256), ("unet3d", "bfloat16", 2), ("resnet50", "TF32", 256)):
+            arguments = {"network": name, "batch": batch, "way": way, "compiled": True, **size}
+            title = f"{name} of {batch}, {way}, PyTorch compile"
+            found.append(Part(title, f"{here}:torch_network", arguments, 60, alone=True))
+    return found
 
 
-def _versions() -> str:
+def mpirun() -> str | None:
+    """What starts ranks here."""
+    return shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+
+
+def versions() -> dict[str, Any]:
+    """Devices, and the versions of everything that drives them."""
     cupy = library.load()
     runtime = cupy.cuda.runtime
     free, total = runtime.memGetInfo()
-    return (
-        f"{library.device_name(cupy)}, {human_bytes(free)} of {human_bytes(total)} free; CuPy {cupy.__version__}, CUDA {runtime.runtimeGetVersion()}, "
-        f"driver {runtime.driverGetVersion()}"
-    )
-
-
-def _kernels() -> str:
-    """Compile and load all kernels that are launched by default."""
-    engine: Any = get_engine("cupy", "float32")
-    count = 0
-    for file, groups in GROUPS.items():
-        for group in groups:
-            engine.kernels.function(file, group[0])
-            count += len(group)
-    return f"{count} in {len(GROUPS)} files compiled and loaded"
-
-
-def _copy(engine: Engine, elements: int) -> str:
-    a = engine.zeros((elements,))
-    seconds = _timed(engine, lambda: engine.relu_forward(a))
-    return f"{2 * a.nbytes / seconds / 1e9:.0f} GB/s read and written"
-
-
-def _product(engine: Engine, n: int) -> str:
-    a, b = (engine.zeros((n, n), engine.activations) for _ in range(2))
-    seconds = _timed(engine, lambda: engine.linear_forward(a, b, None))
-    return f"{2 * n**3 / seconds / 1e12:.1f} TFLOP/s, {n} x {n}"
-
-
-def _convolution(engine: Engine, images: int) -> str:
-    side, channels = 56, 64
-    x = engine.zeros((images, side, side, channels), engine.activations)
-    w, window = engine.zeros((channels, 3, 3, channels), engine.activations), (LocalWindow(3, pad=1),) * 2
-    passes: dict[str, Callable[[], Any]] = {
-        "forward": lambda: engine.conv_forward(x, w, None, window, 1, (side, side)),
-        "data": lambda: engine.conv_backward_data(x, w, window, 1, (side, side)),
-        "weights": lambda: engine.conv_backward_weights(x, x, window, 1),
+    found: dict[str, Any] = {
+        "device": library.device_name(cupy),
+        "devices": runtime.getDeviceCount(),
+        "memory": total,
+        "free": free,
+        "CuPy": cupy.__version__,
+        "CUDA": runtime.runtimeGetVersion(),
+        "driver": runtime.driverGetVersion(),
     }
-    flops = 2 * images * side * side * channels * channels * 9
-    return ", ".join(f"{name} {flops / _timed(engine, run) / 1e12:.1f}" for name, run in passes.items()) + " TFLOP/s"
+    missing = []
+    for name, find in (
+        ("NCCL", lambda: load_nccl().get_version()),
+        ("cuDNN", lambda: library.load_cudnn(True).backend_version()),
+        ("PyTorch", lambda: __import__("torch").__version__),
+    ):
+        try:
+            found[name] = find()
+        except Exception as error:  # noqa: BLE001  none of them is needed
+            missing.append(f"no {name} ({str(error).splitlines()[0][:90] if str(error) else type(error).__name__})")
+    text = (
+        f"{found['devices']} x {found['device']}, {human_bytes(free)} of {human_bytes(total)} free; CuPy {found['CuPy']}, CUDA {found['CUDA']}, "
+        f"driver {found['driver']}" + "".join(f", {n} {found[n]}" for n in ("NCCL", "cuDNN", "PyTorch") if n in found)
+    )
+    return found | {"found": "; ".join([text, *missing])}
 
 
-def _timed(engine: Engine, run: Callable[[], Any]) -> float:
-    """Seconds of the fastest of some runs, after one that compiles."""
-    run()
-    seconds = []
-    for _ in range(TRIES):
-        start = engine.mark()
-        run()
-        seconds.append(engine.elapsed(start, engine.mark()))
-    return float(np.min(seconds))
+def kernels(few: bool = False) -> str:
+    """Compile and load all kernels that are launched by default, several at once: CuPy's cache then has them for all other parts."""
+    engine: Any = get_engine("cupy", "float32")
+    wanted = [(file, group[0], len(group)) for file, groups in GROUPS.items() for group in groups]
+    if not few:
+        products = launch_conv.usual_kernels(engine._card)
+        wanted += [(file, name, 1) for file, names in products.items() for name in names]
+    else:
+        wanted = wanted[:1]
+
+    def load(file: str, name: str) -> None:
+        with engine.running():
+            engine.kernels.function(file, name)
+
+    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
+        for done in [pool.submit(partial(load, file, name)) for file, name, _ in wanted]:
+            done.result()
+    count = sum(n for *_, n in wanted)
+    return f"{count} in {len({file for file, *_ in wanted})} files compiled and loaded"

@@ -45,8 +45,8 @@ from lbpar.models.registry import build_model
 from lbpar.program.plan import Plan
 from lbpar.runtime.optim.rules import SGD
 from lbpar.runtime.worker import Worker
+from lbpar.selftest.torch_net import TorchNet
 from lbpar.transport.single import SingleTransport
-from tests.bench.torch_net import TorchNet
 
 CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "resnet50": ("resnet50", {}, 16, "cross_entropy"),

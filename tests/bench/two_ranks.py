@@ -186,7 +186,7 @@ def run_torch(spec: Job, steps: int) -> None:
 
     from lbpar.config.run_file import parse_run
     from lbpar.models.load import load_graph
-    from tests.bench.torch_net import TorchNet
+    from lbpar.selftest.torch_net import TorchNet
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.worker import Worker
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualTransport, VirtualWorld
+from tests.util.late import LateEngine
+from tests.util.queues import Scheduler
 from tests.util.run import local_feeds
 
 
@@ -51,13 +55,15 @@ def test_executors_are_made_once_and_share_state() -> None:
     assert worker.executor(4, "evaluate").state is worker.executor(2).state is worker.state
 
 
-def test_the_first_layer_that_is_not_finite_is_named() -> None:
-    worker = Worker(network(), Plan(Grid(), {}), NumpyEngine(np.float64), SingleTransport(), seed=3)
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_layer_that_is_not_finite_is_named(late: bool) -> None:
+    engine: Any = LateEngine(Scheduler()) if late else NumpyEngine(np.float64)
+    worker = Worker(network(), Plan(Grid(), {}), engine, SingleTransport(), seed=3)
     mine = local_feeds(worker.executor(4).program, 0, feeds())
     worker.run(mine, 4)
     micro_batch = MicroBatch(3)
     assert worker.first_bad_layer(mine, 4, micro_batch) is None
-    worker.state["n.weight"][0] = np.inf
+    engine.copy(engine.from_host(np.array([np.inf])), out=worker.state["n.weight"][:1])
     assert worker.first_bad_layer(mine, 4, micro_batch) == "n"
     next(a for a in mine.values() if a.ndim == 4)[0, 0, 0, 0] = np.nan
     assert worker.first_bad_layer(mine, 4, micro_batch) == "input"

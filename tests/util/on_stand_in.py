@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lbpar.launcher import launched_ranks
+from lbpar.selftest import parts
 from tests.util import fake_cupy
 
 DEVICES = "STAND_IN_DEVICES"
@@ -25,6 +26,7 @@ def main() -> None:
         patch.setattr(fake_cupy.cuda, "nccl", nccl_mpi)
         nccl_mpi.install(patch)
     fake_cupy.few_kernels(patch, int(os.environ.get("STAND_IN_ITEMSIZE", "4")))
+    patch.setattr(parts, "PYTHON", (sys.executable, "-m", "tests.util.on_stand_in"))
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

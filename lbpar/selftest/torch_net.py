@@ -61,6 +61,9 @@ class TorchNet(nn.Module):
 
 def _module(op: Any, x: tuple[int, ...], alone: bool) -> nn.Module | None:
     rank = len(x) - 2
+    conv: Any
+    pool: Any
+    kind: Any
     match op.kind:
         case "conv":
             conv = {2: nn.Conv2d, 3: nn.Conv3d}[rank]

@@ -1,0 +1,147 @@
+"""Parts of a self-test, each in a process of its own: one that fails, crashes or hangs ends neither the others nor the device's context.
+
+``python -m lbpar.selftest.parts SPEC FILE`` is such a process: it calls what SPEC (JSON) names, and writes what that returns to FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+PYTHON = (sys.executable, "-m")
+"""Runs a module of lbpar in another process."""
+
+PATIENCE = 6
+"""A part is ended when it takes so many times as long as it should, and at least `LEAST` seconds."""
+
+LEAST = 90.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that can be found out by itself.
+
+    Attributes
+    ----------
+    name : str
+    call : str
+        ``module:function``. It returns what it found: text, or a mapping whose ``found`` is that, ``failed`` whether it is bad, and the rest
+        figures.
+    arguments : mapping
+        Of the function, by keyword.
+    seconds : float
+        What it should take at most; it is left out where less time is left.
+    alone : bool
+        Nothing else may run meanwhile: it measures, or others need what it makes.
+    """
+
+    name: str
+    call: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 10.0
+    alone: bool = False
+
+
+Row = dict[str, Any]
+
+
+def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row], object]) -> list[Row]:
+    """Run parts, several at once but for those that measure, and return a row for each: ``part``, ``found``, ``seconds``, ``failed``,
+    and its figures.
+
+    Parameters
+    ----------
+    parts : iterable of Part
+        The most important first.
+    budget : float
+        Seconds for all of them.
+    workers : int
+        Parts that run at the same time.
+    say : callable
+        Called with each row when it is there.
+    """
+    deadline, rows = time.monotonic() + budget, list[Row]()
+
+    def one(part: Part) -> Row:
+        row = _run(part, deadline)
+        say(row)
+        return row
+
+    for alone, group in groupby(parts, key=lambda p: p.alone):
+        with ThreadPoolExecutor(1 if alone else workers) as pool:
+            rows += pool.map(one, group)
+    return rows
+
+
+def _run(part: Part, deadline: float) -> Row:
+    row: Row = {"part": part.name, "found": "", "seconds": 0.0, "failed": False}
+    left = deadline - time.monotonic()
+    if left < part.seconds:
+        return row | {
+            "found": f"left out: it may take {part.seconds:.0f} s, and {max(0.0, left):.0f} s are left",
+            "left out": True,
+        }
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lbpar-selftest-") as folder:
+        out, log = Path(folder) / "found.json", Path(folder) / "log"
+        with log.open("wb") as said:
+            child = subprocess.Popen(
+                [*PYTHON, "lbpar.selftest.parts", json.dumps(asdict(part)), str(out)],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+            try:
+                child.wait(min(left, max(LEAST, PATIENCE * part.seconds)))
+            except subprocess.TimeoutExpired:
+                row |= {"failed": True, "found": f"no end after {time.monotonic() - started:.0f} s"}
+            _end(child)
+        if out.exists():
+            found = json.loads(out.read_text(encoding="utf-8"))
+            row |= {"failed": False, **(found if isinstance(found, dict) else {"found": found})}
+        elif not row["failed"]:
+            how = f"signal {-child.returncode}" if child.returncode < 0 else f"status {child.returncode}"
+            row |= {"failed": True, "found": f"ended with {how}"}
+        if row["failed"]:
+            row["log"] = log.read_text(encoding="utf-8", errors="replace")[-4000:]
+    return row | {"seconds": time.monotonic() - started}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def main(argv: list[str]) -> int:
+    """Run one part."""
+    spec, out = json.loads(argv[0]), Path(argv[1])
+    module, _, function = spec["call"].partition(":")
+    try:
+        found, failed = getattr(import_module(module), function)(**spec["arguments"]), False
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent says it
+        traceback.print_exc()
+        found, failed = {"found": f"{type(error).__name__}: {error}", "failed": True}, True
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps(found, default=str), encoding="utf-8")
+    part.replace(out)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
