@@ -4,7 +4,7 @@
 //     softmax_sums      per position: sum of exp(x - m); x[target] - m if that is local, else 0; sum of x - m
 //     cross_entropy_partials, cross_entropy_backward     with label smoothing
 //     softmax_rank      how many local classes come before the target; count_hits: how many positions rank below each of tops
-//     mse_*, bce_*      of targets of another type U
+//     mse_*, bce_*, error_*      of targets of another type U; error_*: the sum of a function F of x - t
 //     dice_partials, dice_sums      per class over positions: p*t, p and t, with p = exp(x - m) / sums[0]
 //     dice_loss, dice_factors, dice_backward, dice_backward_data
 //     sum_partials      out[k] = scale * sum of partial[k]: ends all *_partials of scalars
@@ -110,6 +110,29 @@ KERNEL(class T, class U) mse_partials(double* partial, const T* x, const U* t, i
 KERNEL(class T, class U) mse_backward(T* dx, const T* x, const U* t, double scale, i64 n) {
     const Acc<T> by = static_cast<Acc<T>>(2 * scale);
     map_elements([by](Acc<T> v, Acc<U> w) { return (v - static_cast<Acc<T>>(w)) * by; }, n, dx, x, t);
+}
+
+struct L1 {
+    template <class V>
+    static __device__ __forceinline__ V of(V d) { return d < 0 ? -d : d; }
+    template <class V>
+    static __device__ __forceinline__ V slope(V d) { return d > 0 ? V(1) : d < 0 ? V(-1) : d; }
+};
+struct Huber {  // of half the square up to 1, beyond of the size less a half
+    template <class V>
+    static __device__ __forceinline__ V of(V d) {
+        const V size = L1::of(d);
+        return size <= 1 ? d * d / 2 : size - V(0.5);
+    }
+    template <class V>
+    static __device__ __forceinline__ V slope(V d) { return d > 1 ? V(1) : d < -1 ? V(-1) : d; }
+};
+KERNEL(class T, class U, class F) error_partials(double* partial, const T* x, const U* t, i64 n) {
+    partial_sum(partial, n, [&](i64 i) { return static_cast<double>(F::of(wide(x[i]) - static_cast<Acc<T>>(wide(t[i])))); });
+}
+KERNEL(class T, class U, class F) error_backward(T* dx, const T* x, const U* t, double scale, i64 n) {
+    const Acc<T> by = static_cast<Acc<T>>(scale);
+    map_elements([by](Acc<T> v, Acc<U> w) { return F::slope(v - static_cast<Acc<T>>(w)) * by; }, n, dx, x, t);
 }
 
 // max(x, 0) - x*t + log(1 + exp(-|x|)), which never overflows.

@@ -32,6 +32,12 @@ def losses_names(kind: str) -> list[str]:
     real = [
         f"{n}_{what}<{kind}, {t}>" for n in ("mse", "bce") for what in ("partials", "backward") for t in {kind, "float"}
     ]
+    real += [
+        f"error_{what}<{kind}, {t}, {f}>"
+        for f in ("L1", "Huber")
+        for what in ("partials", "backward")
+        for t in {kind, "float"}
+    ]
     dice = [
         f"dice_partials<{kind}, i64>",
         f"dice_factors<{other(kind)}>",
@@ -166,6 +172,22 @@ def test_losses_of_real_targets(losses: tuple[str, Emulator], n: int) -> None:
             close(total(module, partial, 0.3), getattr(ENGINE, f"{name}_loss")(wide(x), wide(target), 0.3), kind)
             module.launch(f"{name}_backward<{kind}, {t}>", (BLOCKS,), BLOCK, [dx, x, target, np.float64(0.3), *i64(n)])
             assert_close(dx, getattr(ENGINE, f"{name}_backward")(wide(x), wide(target), 0.3), kind, scale=0.3)
+
+
+@pytest.mark.parametrize("n", [0, 5, 1003])
+def test_losses_of_errors(losses: tuple[str, Emulator], n: int) -> None:
+    kind, module = losses
+    x = normal(0, (n,), kind, 2)
+    for t in {kind, "float"}:
+        target = normal(2, (n,), t)
+        if n:
+            target[0] = x[0]  # no error has no slope
+        for name, function in (("l1", "L1"), ("huber", "Huber")):
+            partial, dx, kinds = np.full(BLOCKS, np.nan), np.zeros_like(x), f"{kind}, {t}, {function}"
+            module.launch(f"error_partials<{kinds}>", (BLOCKS,), BLOCK, [partial, x, target, *i64(n)])
+            close(total(module, partial, 0.3), ENGINE.error_loss(wide(x), wide(target), name, 0.3), kind)
+            module.launch(f"error_backward<{kinds}>", (BLOCKS,), BLOCK, [dx, x, target, np.float64(0.3), *i64(n)])
+            assert_close(dx, ENGINE.error_backward(wide(x), wide(target), name, 0.3), kind, scale=0.3)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -130,7 +130,6 @@ def test_times_of_the_device(device: CupyDevice) -> None:
 def test_what_runs_on_the_host_keeps_half_types(machine: Machine) -> None:
     engine: Any = get_engine("cupy", "bfloat16")
     x = engine.copy(engine.from_host(np.array([-1, 0.5, 2], np.float32)), engine.activations)
-    y = engine.activation_forward("silu", x)
+    y = engine.on_host(NumpyEngine("float32").relu_forward, x)
     assert y.dtype == engine.activations
-    want = NumpyEngine("float32").activation_forward("silu", np.array([-1, 0.5, 2], np.float32))
-    np.testing.assert_allclose(engine.to_host(y), want, rtol=2**-8)
+    np.testing.assert_array_equal(engine.to_host(y), [0, 0.5, 2])

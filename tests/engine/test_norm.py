@@ -142,3 +142,26 @@ def test_sums_within_samples_add_up_over_positions(engine, dtype, rng, shape, fa
     near = (x.astype(np.float64) - far).swapaxes(1, 2).reshape(-1, count)
     close(mean, far + near.mean(1), np.float64)
     np.testing.assert_allclose(var, near.var(1), rtol=1e-10)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(3, 20, 2, 3), (2, 700, 5, 1), (50, 1, 1, 7), (2, 0, 3, 2), (0, 4, 2, 2)], ids=str)
+def test_norms_within_samples_and_their_gradients(engine, dtype, rng, shape, affine):
+    """Every engine beside NumPy in float64."""
+    exact, (rows, _, groups, width) = NumpyEngine("float64"), shape
+    x, dy = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    mean, invstd = rng.standard_normal((rows, groups)), 1 + rng.random((rows, groups))
+    scale, bias = (rng.standard_normal((groups, width)).astype(dtype) if affine else None for _ in range(2))
+    plain = [a.astype(np.float64) if a is not None else None for a in (x, dy, scale, bias)]
+    close(
+        engine.sample_norm_apply(x, mean, invstd, scale, bias),
+        exact.sample_norm_apply(plain[0], mean, invstd, *plain[2:]),
+        dtype,
+    )
+    sums, *gradients = engine.sample_norm_backward_sums(x, dy, mean, invstd, scale)
+    want, *wanted = exact.sample_norm_backward_sums(plain[0], plain[1], mean, invstd, plain[2])
+    np.testing.assert_allclose(sums, want, rtol=1e-6 if dtype == np.float32 else 1e-10, atol=1e-5)
+    for got, gradient in zip(gradients, wanted, strict=True) if affine else ():
+        np.testing.assert_allclose(got.ravel(), gradient, rtol=1e-4, atol=1e-3 if dtype == np.float32 else 1e-9)
+    dx = engine.sample_norm_backward_data(9.0, x, dy, mean, invstd, want, scale)
+    close(dx, exact.sample_norm_backward_data(9.0, plain[0], plain[1], mean, invstd, want, plain[2]), dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.cupy.kernels import THREADS, kind_of
+from lbpar.engine.cupy.names import ERRORS
 from lbpar.engine.cupy.norms import F64, LEAST, _matrix, _parameters
 from lbpar.engine.cupy.pooling import Pooling
 from lbpar.engine.device import Array, Float64Array
@@ -80,6 +81,16 @@ class Losses(Pooling):
     def bce_backward(self, x: Array, t: Array, scale: float) -> Array:
         return self._difference("bce_backward", x, t, scale)
 
+    def error_loss(self, x: Array, t: Array, kind: str, scale: float) -> Float64Array:
+        if kind not in ERRORS:  # of somebody's own
+            return super().error_loss(x, t, kind, scale)  # type: ignore[misc,no-any-return]
+        return self._compared("error_partials", x, t, scale, f", {ERRORS[kind]}")
+
+    def error_backward(self, x: Array, t: Array, kind: str, scale: float) -> Array:
+        if kind not in ERRORS:
+            return super().error_backward(x, t, kind, scale)  # type: ignore[misc,no-any-return]
+        return self._difference("error_backward", x, t, scale, f", {ERRORS[kind]}")
+
     def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
         rows, channels = _matrix(x)
         chunks = max(1, min(4 * self._card.processors, rows // LEAST))
@@ -142,12 +153,12 @@ class Losses(Pooling):
         self._loss("sum_partials", (1, along), out, partial, float(scale), blocks)
         return out
 
-    def _compared(self, name: str, x: Array, t: Array, scale: float) -> Float64Array:
-        name = f"{name}<{kind_of(x.dtype)}, {kind_of(t.dtype)}>"
+    def _compared(self, name: str, x: Array, t: Array, scale: float, more: str = "") -> Float64Array:
+        name = f"{name}<{kind_of(x.dtype)}, {kind_of(t.dtype)}{more}>"
         return self._total(name, x.size, scale, self._dense(x), self._dense(t), x.size)
 
-    def _difference(self, name: str, x: Array, t: Array, scale: float) -> Array:
-        dx, name = self._like(x), f"{name}<{kind_of(x.dtype)}, {kind_of(t.dtype)}>"
+    def _difference(self, name: str, x: Array, t: Array, scale: float, more: str = "") -> Array:
+        dx, name = self._like(x), f"{name}<{kind_of(x.dtype)}, {kind_of(t.dtype)}{more}>"
         self._loss(name, (self.kernels.blocks(x.size),), dx, self._dense(x), self._dense(t), float(scale), x.size)
         return dx
 

@@ -7,6 +7,15 @@ import re
 FLOATS = ("float", "double", "__half", "__nv_bfloat16")
 _SIZES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2}
 
+ACTIVATIONS = {
+    "elu": "Elu", "gelu": "Gelu", "gelu tanh": "GeluTanh", "silu": "Silu", "softplus": "Softplus", "hardsigmoid": "HardSigmoid",
+    "hardswish": "HardSwish",
+}  # fmt: skip
+"""Functions of ``activations.cu``."""
+
+ERRORS = {"l1": "L1", "huber": "Huber"}
+"""Functions of errors in ``losses.cu``."""
+
 _ELEMENTWISE = ("relu", "leaky_relu", "sigmoid", "tanh")
 _POINTWISE = (
     *(f"{name}_{way}<T>" for name in _ELEMENTWISE for way in ("forward", "backward")),
@@ -36,6 +45,7 @@ _LOSSES = (
     ),
     *(f"dice_backward_data<T, {width}>" for width in _WIDTHS),
     *(f"{name}_{part}<T, P>" for name in ("mse", "bce") for part in ("partials", "backward")),
+    *(f"error_{part}<T, P, {name}>" for name in ERRORS.values() for part in ("partials", "backward")),
     "dice_partials<T, i64>",
 )
 _LOSSES_PLAIN = (
@@ -76,7 +86,19 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "updates.cu": (*_typed(*_UPDATES)[:2], ("sum_blocks",)),
     "dropout.cu": _typed("dropout<T, i32>"),
     "norm.cu": (*_typed(*_NORM), _NORM_PLAIN),
+    "sample_norm.cu": _typed(
+        "sample_norm_sums<T, 32>",
+        "sample_norm_sums<T, 256>",
+        "sample_norm_backward_sums<T, P, 32>",
+        "sample_norm_backward_sums<T, P, 256>",
+        "sample_norm_scale_partials<T>",
+        "sample_norm_apply<T, P, i32>",
+        "sample_norm_backward_data<T, P, i32>",
+    ),
     "pooling.cu": _typed(*_POOLING),
+    "activations.cu": _typed(
+        *(f"activation_{way}<T, {name}>" for name in ACTIVATIONS.values() for way in ("forward", "backward"))
+    ),
     "pointwise.cu": (
         *_typed(*_POINTWISE),
         tuple(f"convert<{to}, {source}>" for to in FLOATS for source in FLOATS if to != source),

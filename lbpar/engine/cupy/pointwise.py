@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.cupy.kernels import THREADS, address, index_type, kind_of
+from lbpar.engine.cupy.names import ACTIVATIONS
 from lbpar.engine.cupy.pieces import Box, dense, moves
 from lbpar.engine.device import Array
 
@@ -75,6 +76,23 @@ class Pointwise(CupyDevice):
     def tanh_backward(self, y: Array, dy: Array, scale: float) -> Array:
         return self._each("tanh_backward", self._like(dy), self._dense(y), self._dense(dy), float(scale))
 
+    def activation_forward(self, kind: str, x: Array, *options: float | str) -> Array:
+        name, option = _activation(kind, options)
+        if name is None:  # of somebody's own
+            return super().activation_forward(kind, x, *options)  # type: ignore[misc,no-any-return]
+        return self._activate(f"forward<{kind_of(x.dtype)}, {name}>", self._like(x), option, x)
+
+    def activation_backward(self, kind: str, kept: Array, dy: Array, *options: float | str) -> Array:
+        name, option = _activation(kind, options)
+        if name is None:
+            return super().activation_backward(kind, kept, dy, *options)  # type: ignore[misc,no-any-return]
+        return self._activate(f"backward<{kind_of(dy.dtype)}, {name}>", self._like(dy), option, kept, dy)
+
+    def _activate(self, name: str, y: Array, option: float, *inputs: Array) -> Array:
+        args = (y, *map(self._dense, inputs), option, y.size)
+        self.kernels.launch("activations.cu", f"activation_{name}", (self.kernels.blocks(y.size),), (THREADS,), args)
+        return y
+
     def add(self, xs: Sequence[Array]) -> Array:
         return self._joined("add_all", xs)
 
@@ -134,6 +152,13 @@ class Pointwise(CupyDevice):
         name = f"{name}<{kind_of(y.dtype)}, {index_type(y.size)}>"
         self.kernels.launch(FILE, name, (self.kernels.blocks(y.size),), (THREADS,), (y, *args))
         return y
+
+
+def _activation(kind: str, options: Sequence[float | str]) -> tuple[str | None, float]:
+    """Its function in the kernels, and its option there."""
+    if "tanh" in options:
+        return ACTIVATIONS.get(f"{kind} tanh"), 0.0
+    return ACTIVATIONS.get(kind), float(next((o for o in options if not isinstance(o, str)), 0.0))
 
 
 def _window(y: Array, **values: Any) -> Any:

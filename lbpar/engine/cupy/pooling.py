@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from lbpar.engine.base import LocalWindow, Window
 from lbpar.engine.cupy.kernels import THREADS, index_type, kind_of
-from lbpar.engine.cupy.norms import F64, Norms
+from lbpar.engine.cupy.norms import F64
+from lbpar.engine.cupy.sample_norms import SampleNorms
 from lbpar.engine.device import Array, Float64Array
 
 FILE = "pooling.cu"
@@ -32,7 +33,7 @@ _FEW = 127
 """Taps that an int8 can count."""
 
 
-class Pooling(Norms):
+class Pooling(SampleNorms):
     """The part of the engine that pools."""
 
     def max_pool_forward(self, x: Array, win: Window, out_spatial: Sequence[int]) -> tuple[Array, Array]:

@@ -36,10 +36,6 @@ class ThroughHost(CupyDevice):
 
         return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
-    sample_norm_sums = _on_host("sample_norm_sums")
-    sample_norm_apply = _on_host("sample_norm_apply")
-    sample_norm_backward_sums = _on_host("sample_norm_backward_sums")
-    sample_norm_backward_data = _on_host("sample_norm_backward_data")
     activation_forward = _on_host("activation_forward")
     activation_backward = _on_host("activation_backward")
     error_loss = _on_host("error_loss")
