@@ -17,14 +17,16 @@ OPTIONS = {"elu": 0.7, "softplus": 1.5, "hardsigmoid": 0.2}
 FROM_Y = ("elu", "softplus", "hardsigmoid")
 
 
+def names(kind: str) -> list[str]:
+    return [f"activation_{way}<{kind}, {f}>" for f in ACTIVATIONS.values() for way in ("forward", "backward")]
+
+
 @pytest.fixture(
     scope="module",
     params=["float", "__nv_bfloat16", *(pytest.param(k, marks=pytest.mark.slow) for k in ("double", "__half"))],
 )
 def kernels(request: pytest.FixtureRequest) -> tuple[str, Emulator]:
-    kind = request.param
-    names = [f"activation_{way}<{kind}, {f}>" for f in ACTIVATIONS.values() for way in ("forward", "backward")]
-    return kind, Emulator("activations.cu", names)
+    return request.param, Emulator("activations.cu", names(request.param))
 
 
 def test_every_activation_has_a_kernel() -> None:

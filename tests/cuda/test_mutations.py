@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from lbpar.engine.base import LocalWindow
-from tests.cuda import test_dropout, test_losses, test_norm, test_pack, test_pointwise, test_pooling, test_updates
+from tests.cuda import (
+    test_activations,
+    test_dropout,
+    test_losses,
+    test_norm,
+    test_pack,
+    test_pointwise,
+    test_pooling,
+    test_sample_norm,
+    test_updates,
+)
 from tests.cuda.emulator import EmulationError, Emulator, compiler_found, complaints
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")]
@@ -68,6 +78,12 @@ CASES: list[tuple[str, list[str], str, str, Check]] = [
     ("updates.cu", test_updates.names(), "table[middle].first_chunk <= static_cast<i64>(blockIdx.x)", "table[middle].first_chunk < static_cast<i64>(blockIdx.x)", lambda m: test_updates.test_adam(m, test_updates.State("float", "float"))),
     ("updates.cu", test_updates.names(), "d = nesterov ? multiply_add(v, move, d) : v;", "d = v;", lambda m: test_updates.test_sgd(m, test_updates.State("float", "float"), 0.9, True)),
     ("updates.cu", test_updates.names(), "if (!finite) *bad = 1;", "", lambda m: test_updates.test_loss_scaling(m, ("float", "float"), np.inf)),
+    # norms within samples
+    ("sample_norm.cu", test_sample_norm.names("float"), "unit % s.groups * s.width", "unit % s.groups", of_kind(test_sample_norm.test_sums, (2, 7, 3, 5), 32)),
+    ("sample_norm.cu", test_sample_norm.names("float"), "at / size * groups + channel / width", "at / size * groups", of_kind(test_sample_norm.test_each_element, (2, 7, 3, 5), True)),
+    ("sample_norm.cu", test_sample_norm.names("float"), "row / s.positions * s.groups", "row / s.positions", of_kind(test_sample_norm.test_gradients_of_scale_and_bias, (2, 7, 3, 5))),
+    # activations
+    ("activations.cu", test_activations.names("float"), "v > 1 ? V(1) : v;", "v;", of_kind(test_activations.test_functions_and_slopes, "hardsigmoid", 1003, 0)),
     # pointwise
     ("pointwise.cu", test_pointwise.names("float"), "v > 0 || v != v ? v : Acc<T>(0)", "v > 0 ? v : Acc<T>(0)", of_kind(test_pointwise.test_activations, "relu", 1003, 0)),
     ("pointwise.cu", test_pointwise.names("float"), "for (i64 i = done + grid_thread();", "for (i64 i = done + 1 + grid_thread();", of_kind(test_pointwise.test_activations, "sigmoid", 1003, 0)),
@@ -96,6 +112,8 @@ INDICES = {
     "updates.cu": test_updates.names(),
     "dropout.cu": ["dropout<float, i64>"],
     "pointwise.cu": test_pointwise.names("float"),
+    "activations.cu": test_activations.names("float"),
+    "sample_norm.cu": test_sample_norm.names("float"),
 }
 
 
