@@ -30,6 +30,8 @@ TINY = 1 << 12
 TURNS = 12
 #: Seconds after which networks are run no more: a slow engine's times scatter little.
 ENOUGH = 0.4
+#: Seconds that a kernel takes at least; a device does nothing at all for some, which only look at an array otherwise.
+LEAST = 1e-9
 #: Parameters of a small network.
 FEW = 32
 #: Elements of an array that no cache holds.
@@ -106,7 +108,7 @@ def _rate(s: Sample, start: float, dtype: str, halves: bool) -> RateConfig:
     shape = matrix_shape(s.kernel, s.local)
     work = float(flops(s.kernel, s.local) if shape else touched(s.kernel, s.local, dtype, halves))
     m, n, k = (max(1, int(v)) for v in shape or (*rows_and_channels(s.local), 1))
-    rate = max(1.0, work / max(s.seconds - start, s.seconds / 4))
+    rate = max(1.0, work / max(s.seconds - start, s.seconds / 4, LEAST))
     name, window = (plain_name(s.kernel.name), taps(s.kernel)) if shape else (s.kernel.name, 1)
     return RateConfig(kernel=name, m=m, n=n, k=k, taps=window, dtype=dtype, rate=rate)
 

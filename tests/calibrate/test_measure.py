@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_samples_show_every_kernel_that_takes_time() -> None:
         "error_sums",
     }
     missing = {k for k in BINDERS if k not in seen and not any(k.startswith(r) for r in rare)}
-    assert missing <= {"identity", "norm_sums", "norm_moments", "norm_backward_data_add"}
+    assert missing <= {"identity", "norm_sums", "norm_moments", "norm_backward_data_add", "thin"}
 
 
 def test_auto_is_measured_and_names_are_looked_up() -> None:
@@ -155,3 +156,14 @@ def test_nobody_answers_with_zeros() -> None:
 def test_the_samples_have_a_loss_and_a_batch() -> None:
     for graph, batch in islice(networks(), 3):
         assert graph.loss is not None and batch >= 1
+
+
+def test_a_kernel_that_takes_no_time_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reshape on a device, whose queue has nothing to do."""
+    engine = get_engine("numpy", "float32", 1)
+    found = [replace(s, seconds=0.0) for s in run_samples(engine, islice(samples(), 1), 1)]
+    monkeypatch.setattr(kernel_speeds, "run_samples", lambda *_: iter(found))
+    monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
+    compute, _ = measure_compute(engine, "float32", [], 1)
+    machine = Machine(find_machine("laptop").file.model_copy(update={"compute": compute}))
+    assert all(0 <= float(kernel_seconds(machine, s.kernel, s.local, "float32")) < 1e-5 for s in found)

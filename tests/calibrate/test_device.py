@@ -1,0 +1,26 @@
+"""Kernels of an engine whose work is queued on a device (a stand-in)."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbpar.calibrate import kernel_speeds
+from lbpar.calibrate.machine import measure_machine
+from lbpar.calibrate.samples import own_programs
+from lbpar.config.engine import EngineConfig
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.ops.losses import CrossEntropy
+from tests.util import fake_cupy
+
+
+def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
+    g = GraphBuilder((8, 8, 4))
+    x = g.relu(g.norm(g.conv(g.input, 8, 3, pad=1, bias=False)))
+    graph = g.build(g.linear(g.flatten(x), 4)).with_loss(CrossEntropy())
+    found = measure_machine(EngineConfig(name="cupy", threads=1), own_programs(graph, 4, 2), 1)
+    rates = {r.kernel: r.rate for r in found.file.compute.table}
+    assert {"conv_forward", "linear_backward_data", "norm_relu_forward"} <= set(rates)
+    assert all(0 < rate < 1e21 for rate in rates.values())
+    assert [load.taken for load in found.trust.loads] == [0.0]
