@@ -1,6 +1,8 @@
-"""Programs of several micro-batches: their parts, in the schedule's order, with what each of them weighs."""
+"""Programs of several micro-batches: which moves they have, and in which order; partitions of layers as special cases."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
@@ -9,80 +11,81 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
-from lbpar.program.plan import Pipeline, Plan, Schedule
-from lbpar.program.steps import Accumulate, Compute, Program, Sum, Update
+from lbpar.program.plan import SCHEDULES, Pipeline, Plan, Schedule
+from lbpar.program.steps import Accumulate, Compute, Program, Start, StartMany, Update, Wait, reads, writes
 
-STAGES = {"a": 0, "r": 0, "b": 1, "loss": 1}
-
-
-def network() -> Graph:
-    g = GraphBuilder((6,))
-    x = g.relu(g.linear(g.input, 5, bias=False, name="a"), name="r")
-    return g.build(g.linear(x, 3, bias=False, name="b")).with_loss(LOSSES["mse"]())
+MICROS = 3
 
 
-def program(schedule: Schedule = "1f1b", micros: int = 3, batch: int = 7) -> Program:
-    plan = Plan(Grid((2,)), {}, Pipeline((0,), STAGES, schedule, micros))
-    return lower(network(), plan, batch, fused=False, overlap=False, keep=True)
+def chain() -> Graph:
+    g = GraphBuilder(input=(4, 4, 8))
+    x = g.input
+    for i in range(4):
+        x = g.relu(g.conv(x, 8, 3, pad=1, bias=False, name=f"c{i}"), name=f"r{i}")
+    return g.build(x).with_loss(LOSSES["mse"]())
 
 
-def tasks(made: Program) -> list[tuple[str, int, int]]:
-    """(pass, stage, micro-batch) of kernels in order, repetitions in a row left out."""
-    out: list[tuple[str, int, int]] = []
-    for s in made.steps:
-        if isinstance(s, Compute):
-            task = (
-                "F" if s.phase == "forward" else "B",
-                STAGES[s.node],
-                int(s.writes[0].partition("#")[2].partition("@")[0]),
-            )
-            if out[-1:] != [task]:
-                out.append(task)
-    return out
+def half(graph: Graph) -> dict[str, int]:
+    return {n.name: int(n.name[-1] in "23" or n is graph.loss) for n in graph.ops}
 
 
-def test_arrays_are_those_of_micro_batches_the_first_ones_larger() -> None:
-    buffers = program().buffers
-    assert [(buffers[f"a:y#{i}"].layout.shape[0], buffers[f"a:y#{i}"].first) for i in range(3)] == [
-        (3, 0),
-        (2, 3),
-        (2, 5),
-    ]
-    assert "a.weight" in buffers and not any(b.startswith("a.weight#") for b in buffers)
+def moves(program: Program) -> Counter[tuple[str, str, bool]]:
+    """Phase, kind, and whether it is between stages; slices and what the loss needs left out."""
+    found = (s for s in program.moves if s.move.kind != "slice" and s.node != "loss")
+    return Counter((s.phase, s.move.kind, s.move.src.at != s.move.dst.at) for s in found)
 
 
-def test_gradients_weigh_by_samples_and_there_is_one_update() -> None:
-    steps = program().steps
-    weights = {s.grad: s.weight for s in steps if isinstance(s, Accumulate) and s.param == "b.weight"}
-    assert sorted(weights.values(), reverse=True) == pytest.approx([3 / 7, 2 / 7, 2 / 7])
-    assert [s.last for s in steps if isinstance(s, Accumulate) and s.param == "b.weight"] == [False, False, True]
-    assert [i for i, s in enumerate(steps) if isinstance(s, Update)] == [len(steps) - 1]
+def test_a_partition_of_layers_only_communicates_at_its_border() -> None:
+    graph = chain()
+    program = lower(graph, Plan(Grid((2,)), {}, Pipeline((0,), half(graph), "1f1b", MICROS)), 6)
+    assert moves(program) == {("forward", "p2p", True): MICROS, ("backward", "p2p", True): MICROS}
+    assert all(s.src.partition("#")[0] == "r1:y" for s in program.moves if s.phase == "forward" and s.node != "loss")
 
 
-def test_the_loss_is_the_weighted_sum_of_all_micro_batches() -> None:
-    made = program()
-    (total,) = (s for s in made.steps if isinstance(s, Sum) and s.dst.startswith("loss:sum"))
-    assert [b.partition("#")[2].partition("@")[0] for b in total.srcs] == ["0", "1", "2"]
-    assert total.weights == pytest.approx((3 / 7, 2 / 7, 2 / 7))
+def test_merged_layers_gather_once_a_block() -> None:
+    """Filters of one layer are the channels of the next: nothing moves between them, one sum ends the block."""
+    graph = chain()
+    ops = {name: {"F": (0,)} for name in ("c0", "c2")} | {name: {"C": (0,)} for name in ("r0", "r2", "c1", "c3")}
+    ops |= {name: {"C": (0,)} for name in ("r1", "r3")}
+    program = lower(graph, Plan(Grid((2, 2)), ops, Pipeline((1,), half(graph), "1f1b", MICROS)), 6)
+    inside = Counter(s.node for s in program.moves if s.phase == "forward" and s.move.kind == "reduce_scatter")
+    assert inside == {"r1": MICROS, "r3": MICROS}
+    gathers = Counter(s.node for s in program.moves if s.phase == "forward" and s.move.kind == "allgather")
+    assert {n: c for n, c in gathers.items() if n != "loss"} == {"c2": MICROS}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "order"),
-    [
-        ("gpipe", ["F0", "F1", "F2", "B0", "B1", "B2"]),
-        ("1f1b", ["F0", "B0", "F1", "B1", "F2", "B2"]),
-    ],
-)
-def test_the_last_stage_runs_its_tasks_in_the_schedules_order(schedule: Schedule, order: list[str]) -> None:
-    assert [f"{kind}{micro}" for kind, stage, micro in tasks(program(schedule)) if stage == 1] == order
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_steps_come_after_what_they_read(schedule: Schedule) -> None:
+    graph = chain()
+    stages = {n.name: min(3, i // 2) for i, n in enumerate(graph.ops)} if schedule == "interleaved" else half(graph)
+    program = lower(graph, Plan(Grid((2,)), {}, Pipeline((0,), stages, schedule, 4)), 8, bucket_bytes=1 << 20)
+    made = set(program.params) | set(program.feeds)
+    started: set[str] = set()
+    for step in program.steps:
+        assert set(reads(step)) <= made, step
+        if isinstance(step, Wait):
+            assert step.dst in started
+        if isinstance(step, Start):
+            started.add(step.dst)
+        if isinstance(step, StartMany):
+            started |= {s.dst for s in step.starts}
+        made |= set(writes(step))
+    assert isinstance(program.steps[-2], Update) or isinstance(program.steps[-1], Update)
 
 
-def test_every_task_comes_behind_what_it_needs() -> None:
-    for schedule in ("gpipe", "1f1b"):
-        at = {task: i for i, task in enumerate(tasks(program(schedule)))}
-        for i in range(3):
-            assert at["F", 0, i] < at["F", 1, i] < at["B", 1, i] < at["B", 0, i]
+def test_gradients_are_kept_until_the_last_micro_batch() -> None:
+    graph = chain()
+    program = lower(graph, Plan(Grid((2,)), {}, Pipeline((0,), half(graph), "1f1b", MICROS)), 7)
+    for name in ("c0.weight", "c3.weight"):
+        parts = [s for s in program.steps if isinstance(s, Accumulate) and s.param == name]
+        assert [s.last for s in parts] == [False, False, True]
+        assert [s.weight for s in parts] == pytest.approx([3 / 7, 2 / 7, 2 / 7])
 
 
-def test_a_batch_of_one_sample_is_not_cut() -> None:
-    assert not any("#" in b for b in program(batch=1).buffers)
+def test_zero_bubble_puts_gradients_of_weights_behind_what_others_wait_for() -> None:
+    """In the last stage the first micro-batch's weights wait for the next one's way back."""
+    graph = chain()
+    program = lower(graph, Plan(Grid((2,)), {}, Pipeline((0,), half(graph), "zero-bubble", 4)), 8)
+    order = [(s.kernel.name, s.writes[0]) for s in program.steps if isinstance(s, Compute)]
+    weights = order.index(("conv_backward_weights", "c3.weight:grad#0"))
+    assert weights > order.index(("conv_backward_data", "c3:dx0#1"))

@@ -15,6 +15,7 @@ from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError, PlanError
 from lbpar.plan.resolve import save_plan
+from lbpar.program.plan import Pipeline
 from lbpar.runtime import binding as kernels
 from lbpar.runtime.binding import Bound
 from lbpar.runtime.optim.rules import SGD
@@ -38,6 +39,9 @@ data: {train: synthetic}
 train: {batch: 5, optimizer: {name: sgd, lr: 0.1, momentum: 0.9}}
 parallel: {strategy: data, layers: {c: {H: 2, F: 2}, r: {H: 2, C: 2}}}
 """
+
+
+STAGES = "{strategy: data, stages: 2, micro_batches: 2, stage: {r: 1}}"
 
 
 def check(count: int = 0) -> Verification:
@@ -80,6 +84,31 @@ def test_a_kernel_that_is_wrong_on_one_rank_is_found(kernel: str, tensor: str, m
     result = check()
     assert not result.equal() and result.tensors[tensor] > 1e-9
     assert result.tensors["c:y"] < 1e-12 or kernel == "conv_forward"
+
+
+@pytest.mark.parametrize("wrong", [None, ("c:y#1", 0, "conv_forward"), ("fc:y#1", 2, "linear_forward")])
+def test_stages_are_compared_with_the_same_micro_batches(
+    wrong: tuple[str, int, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every micro-batch, the given stages with random grids too; a fault of one rank in its stage is seen."""
+    if wrong is not None:
+        spoil(monkeypatch, wrong[2], lambda b: b.rank == wrong[1])
+    config = parse_run(RUN.replace("{strategy: data, layers: {c: {H: 2, F: 2}, r: {H: 2, C: 2}}}", STAGES))
+    graph = build_graph(config)
+    plans = named_plans("data", build_plan(config, graph, 4), graph, 5, 2, seed=1)
+    assert [p.micro_batches for _, p in plans] == [2, 2, 2] and {len(p.places) for _, p in plans} == {2}
+    result = verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
+    assert {"c:y#0", "c:y#1", "fc:dy#1", "c.weight:grad", "c.weight", "n.running_var"} <= set(result.tensors)
+    assert result.equal() == (wrong is None) and (wrong is None or result.tensors[wrong[0]] > 1e-9)
+
+
+def test_plans_with_other_micro_batches_are_not_compared_together() -> None:
+    config = parse_run(RUN)
+    graph = build_graph(config)
+    plain = build_plan(config, graph, 4)
+    parts = plain.staged(1, Pipeline(micro_batches=2))
+    with pytest.raises(ConfigError, match="different numbers of micro-batches"):
+        verify_plans(config, graph, [("a", plain), ("b", parts)], 5, "numpy", 1, SingleTransport())
 
 
 def test_a_value_that_is_not_a_number_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
