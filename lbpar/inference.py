@@ -97,15 +97,14 @@ def predict(argv: Sequence[str] | None = None) -> int:
     args, out = _with_out(p, argv, "HDF5 (dataset y), .npy, NIfTI, or a folder for NIfTI files", kinds)
     if out.exists() and any(Path(p).exists() and out.samefile(p) for p in (args.input, args.input.partition(":/")[0])):
         raise ConfigError(f"--out: {out} is the input; give another name.")
-    from lbpar.train.predict import output_shape
-
     with _restored(args) as network:
         trainer = network.trainer
         with together(trainer.transport):
             given = _samples(args.input, trainer)
         network.predict_to(out, given, args.labels, args.overwrite)
         if trainer.transport.rank == 0:
-            shape = " x ".join(map(str, (len(given), *output_shape(trainer.worker.graph))))
+            sample = given.shape[1:] if isinstance(given, np.ndarray) else given.sample_shape
+            shape = " x ".join(map(str, (len(given), *trainer.output_shape(sample))))
             print(f"{out}: {shape}, {np.dtype(trainer.engine.dtype)}, of step {trainer.step}", flush=True)
     return 0
 

@@ -60,7 +60,7 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
         if evaluator.test is None:
             raise ConfigError("data.test: not given; pictures are of test samples.")
         data = Subset(evaluator.test, range(min(3, len(evaluator.test))) if samples is None else samples)
-        space, out = data.sample_shape[:-1], evaluator.output_shape(data)
+        space, out = data.sample_shape[:-1], evaluator.output_shape(data.sample_shape)
         labels = data.classes is not None
         if len(space) < 2 or out[:-1] != space or data.target_shape != (space if labels else out):
             raise ConfigError(

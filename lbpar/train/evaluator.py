@@ -241,7 +241,7 @@ class Evaluator:
                     )
         record: dict[str, Any] = {}
         if self.transport.rank == 0:
-            record = totals.record("test_", loss.metrics, prod(self.output_shape(data)))
+            record = totals.record("test_", loss.metrics, prod(self.output_shape(data.sample_shape)))
             del record["test_loss"]
         found: dict[str, Any] = self.transport.bcast(record)
         return found
@@ -254,10 +254,10 @@ class Evaluator:
         shape = output_shape(self.worker.graph)
         return slide(data, shape, patches.overlap, lambda windows: predict_parts(self.worker, windows, self.batch))
 
-    def output_shape(self, data: Dataset) -> tuple[int, ...]:
-        """Of one sample."""
+    def output_shape(self, sample: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a sample of the given shape."""
         shape = output_shape(self.worker.graph)
-        return shape if self.config.data.patches is None else (*data.sample_shape[:-1], shape[-1])
+        return shape if self.config.data.patches is None else (*sample[:-1], shape[-1])
 
     def _check_given(self, data: Dataset) -> None:
         """Refuse samples of another shape than the network takes, or takes patches of."""
@@ -312,7 +312,7 @@ class Evaluator:
             return predict(self.worker, data, self.batch)
         with together(self.transport):
             self._check_given(data)
-        out = np.zeros((len(data), *self.output_shape(data)), self.engine.dtype)
+        out = np.zeros((len(data), *self.output_shape(data.sample_shape)), self.engine.dtype)
         for where, part in self.parts(data):
             out[where] = self.transport.bcast(part)
         return out
@@ -344,7 +344,7 @@ class Evaluator:
         check_alike(self.transport, {"predict: file": str(path), "predict: labels": labels})
         data = self._given(x, False)
         self._check_given(data)
-        shape = (len(data), *self.output_shape(data))
+        shape = (len(data), *self.output_shape(data.sample_shape))
         with ExitStack() as stack:
             with together(self.transport):
                 if first:

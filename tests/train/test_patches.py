@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from lbpar import api, inference
 from lbpar.config.data import Patches
 from lbpar.data import targets
 from lbpar.data.hdf5 import Hdf5Dataset
@@ -174,6 +175,30 @@ def test_any_grid_trains_and_predicts_whole_samples_alike(
     same, _, _ = train(run_file([f"data.train={file}"], RUN.replace(", watch: test_dice", "")), 1, lambda t: None)
     for name, tensor in same.items():
         np.testing.assert_allclose(tensors[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_the_commands_work_on_whole_volumes(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = [
+        "parallel.strategy=data",
+        f"run.out={tmp_path}/run",
+        "run.progress=none",
+        f"data.train={file}",
+        f"data.test={file}",
+    ]
+    with api.train(run_file(out, RUN), write=True) as trained:
+        want = trained.predict(X[3:])
+    np.save(tmp_path / "x.npy", X[3:])
+    capsys.readouterr()
+    command = ["--run", f"{tmp_path}/run", "--input", f"{tmp_path}/x.npy", "--out", f"{tmp_path}/y.npy"]
+    assert inference.predict(command) == 0
+    assert "2 x 9 x 7 x 8 x 3" in capsys.readouterr().out
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-12)
+    assert inference.evaluate(["--run", f"{tmp_path}/run"]) == 0
+    said = capsys.readouterr().out
+    assert "test_dice " in said and "test_loss" not in said and "taken for 2" in said
+    np.save(tmp_path / "small.npy", X[3:, :3])
+    with pytest.raises(DataError, match="expected at least .4, 5, 4, 2., of which patches are cut"):
+        inference.predict([*command[:3], f"{tmp_path}/small.npy", "--out", f"{tmp_path}/z.npy"])
 
 
 @pytest.mark.parametrize(
