@@ -98,7 +98,9 @@ class Group(Lowering):
     def compute(self, step: Compute) -> None:
         if step.kernel.name == COPY:
             return
-        seconds = self.pricing.kernel(step.kernel, self.op_grids)
+        seconds = np.broadcast_to(
+            self.pricing.kernel(step.kernel, self.op_grids), self.local.shape
+        )  # of no loop: one number
         self.kernels[step.node, step.kernel.writes[0].value] = seconds
         self.local = self.local + seconds
         if step.phase == "backward":

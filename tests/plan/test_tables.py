@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lbpar.cost.price import price
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.loops import Kernel, Shape
-from lbpar.graph.ops.losses import CrossEntropy
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy
 from lbpar.graph.ops.pointwise import Relu
 from lbpar.plan.candidates import planning_grid
 from lbpar.plan.choose import choose_plan, plan_of
@@ -110,6 +111,25 @@ def test_residuals_and_concats_are_priced() -> None:
         plan.check(graph, 8)
         got, want = tables.total(choice), steps_total(graph, plan, 8, MACHINE)
         assert got == pytest.approx(want, rel=0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 1, "class_weights": (1.0, 2.0, 0.5), "per_sample": True}])
+@pytest.mark.parametrize("machine", ["perlmutter-a100", "laptop"])
+def test_further_outputs_rims_and_sums_of_losses_are_priced(machine: str, options: dict[str, Any]) -> None:
+    """Also kernels that run over no loop: the sum of a loss's terms."""
+    g = GraphBuilder(input=(16, 8, 8, 4))
+    x = g.prelu(g.conv(g.input, 8, 3, pad=1, pad_mode="reflect"), per_channel=True)
+    low = g.instance_norm(g.conv(x, 8, 3, stride=2, pad=1))
+    x = g.add([x, g.upsample(low, 2, "linear")])
+    graph = g.build(g.conv(x, 3, 1), {g.conv(low, 3, 1): 0.5}).with_loss(LOSSES["dice_cross_entropy"](**options))
+    grid, m = planning_grid(4), find_machine(machine)
+    tables = build_tables(graph, 4, Pricing(m, grid))
+    rng, ratios = np.random.default_rng(1), []
+    for _ in range(12):
+        choice = {n: int(rng.integers(len(t.grids))) for n, t in tables.nodes.items()}
+        plan = plan_of(tables, choice, grid)
+        ratios.append(tables.total(choice) / steps_total(graph, plan, 4, m))
+    assert min(ratios) > 0.97 and max(ratios) < 1.03
 
 
 def test_elementwise_ops_share_the_grid_of_what_they_follow() -> None:
