@@ -98,6 +98,7 @@ class MoveVolumes:
         self._described = Made(self._describe, 6)
         self._extents = Numbering()
         self._busiest: dict[Move, Volume] = {}
+        self._columns: dict[Move, tuple[Many, ...]] = {}
         #: By extent and case: the largest block before and after, and what `largest_exchange` says; negative where not yet counted.
         self._counted = np.zeros((0, 0, 5))
 
@@ -225,7 +226,11 @@ class MoveVolumes:
         """Numbers of extents of some moves, counted, and their columns; tensors with fewer dimensions have further ones of extent 1."""
         none = self.cases(Stage("slice", 0, (0,), (0,)))
         rows = self.rows(np.array([(*m.src.shape, *[1] * (MOST_DIMS - len(m.src.dims))) for m in moves]).T)
-        columns = np.array([[*self.columns(s), *none * (MOST_DIMS - len(s.src))] for s in map(_stage, moves)]).T
+        for m in moves:
+            if m not in self._columns:
+                s = _stage(m)
+                self._columns[m] = (*self.columns(s), *none * (MOST_DIMS - len(s.src)))
+        columns = np.array([self._columns[m] for m in moves]).T
         self.count([(rows, columns)])
         return rows, columns
 
@@ -355,6 +360,7 @@ class MovePrices:
         for (lead, item), of in alike.items():
             which = used(len(self._steps), *(asked[i][2] for each in of.values() for i in each))
             steps = self._steps[which]
+            steps = steps[:, : max(1, int((steps > 0).sum(1).max(initial=0)))]  # the longest takes so many stages
             for last, each in of.items():
                 own = self._steps[used(len(self._steps), *(asked[i][2] for i in each))]
                 stage = used(len(self._stages), own[own > 0])
@@ -368,7 +374,7 @@ class MovePrices:
             prices[:, stage] = self.stage_seconds(rows, item, self._stages[stage].T)
             for each, price in zip(of.values(), prices, strict=True):
                 total = np.zeros(len(self._steps))
-                total[which] = price[steps].sum(1)
+                total[which] = reduce(np.add, (price[s] for s in steps.T))
                 out.update((i, total[asked[i][2]]) for i in each)
         return [out[i] for i in range(len(asked))]
 
