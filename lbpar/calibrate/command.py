@@ -95,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             save_machine_file(file, args.out)
             kept.drop()
             print(summary(file, transport, args.out))
-            for doubt in doubts:
-                print(f"  in doubt         {doubt}")
+            print("\n".join(found.trust.summary()))
     transport.close()
     return 0
 

@@ -91,6 +91,16 @@ class Trust:
                 )
         return out
 
+    def summary(self) -> list[str]:
+        """What was seen of other work, and every doubt, a line each."""
+        average, taken = (
+            max(values, default=0.0) for values in zip(*((x.average, x.taken) for x in self.loads), strict=True)
+        )
+        switches = sum(x.switches for x in self.loads)
+        seen = f"load {average:.1f}, cores taken {100 * taken:.0f} % of the time, {switches} involuntary switches"
+        lines = [f"  other work       {seen}; repetitions of kernels apart by {100 * self.kernels:.0f} %"]
+        return lines + [f"  in doubt         {doubt}" for doubt in self.doubts()]
+
     def facts(self) -> dict[str, Any]:
         """All of it as plain data, for a machine file."""
         loads = [asdict(load) for load in self.loads]

@@ -70,6 +70,10 @@ def test_doubts_say_what_was_seen(trust: Trust, words: list[str]) -> None:
     doubts = trust.doubts()
     assert len(doubts) == len(words)
     assert all(w in d for w, d in zip(words, doubts, strict=True))
+    first, *more = trust.summary()
+    busy = BUSY in trust.loads
+    assert f"load {9.5 if busy else 0.1}, cores taken {40 if busy else 0} % of the time" in first
+    assert more == [f"  in doubt         {d}" for d in doubts]
 
 
 def test_a_file_that_cannot_be_trusted_is_not_written_and_what_can_be_is_not_measured_again(
