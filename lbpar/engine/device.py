@@ -80,6 +80,16 @@ class Device(ABC):
         index is as for `pack`. Where it names an element twice, accumulate adds both; a store keeps either.
         """
 
+    def pack_all(self, a: Array, parts: Sequence[tuple[Index, Array]]) -> None:
+        """`pack` several parts of a, each into its ``out``."""
+        for index, out in parts:
+            self.pack(a, index, out)
+
+    def unpack_all(self, parts: Sequence[tuple[Array, Index]], a: Array) -> None:
+        """`unpack` several arrays into parts of a that do not overlap."""
+        for buf, index in parts:
+            self.unpack(buf, a, index)
+
     @abstractmethod
     def from_host(self, a: npt.NDArray[Any]) -> Array:
         """C-contiguous ``a`` on the device; on host memory ``a`` itself if it is contiguous.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from math import prod
 from threading import Lock
 from typing import Any
@@ -13,11 +14,13 @@ from lbpar.engine.base import Engine
 from lbpar.layout.exchange import Exchange, exchange
 from lbpar.layout.runs import box_size
 from lbpar.layout.transition import Move
-from lbpar.transport.base import Transport
+from lbpar.transport.base import Transport, pieces
 from lbpar.transport.request import Request
 
 Array = Any
 Finish = Callable[[], Array]
+ALIGNED = 64
+"""Bytes of which the beginnings of pieces that are packed together are multiples."""
 
 
 class Transfers:
@@ -85,7 +88,11 @@ class Transfers:
         """
         assert move.kind == "p2p", move
         plan = exchange(move, self.rank)
-        sends = {p.peer: self.engine.pack(array, p.index).reshape(-1) for p in plan.sends}
+        each = ALIGNED // array.itemsize or 1
+        starts = list(accumulate((-(-p.size // each) * each for p in plan.sends), initial=0))
+        flat = self.engine.empty((starts[-1],), array.dtype)
+        sends = {p.peer: flat[at : at + p.size] for p, at in zip(plan.sends, starts, strict=False)}
+        self.engine.pack_all(array, [(p.index, sends[p.peer]) for p in plan.sends])
         request = self.transport.exchange(sends, {}, array.dtype, move.axes, tag)
         self._sending.append(self._watch(request))
 
@@ -153,8 +160,11 @@ class Transfers:
         def finish() -> Array:
             out = self._kept(plan, array, add)
             arrived = wait()
-            for p in plan.recvs:
-                self.engine.unpack(arrived[p.peer], out, p.index, accumulate=add)
+            if add:  # what several ranks send for one element must not be added at the same time
+                for p in plan.recvs:
+                    self.engine.unpack(arrived[p.peer], out, p.index, accumulate=True)
+            else:
+                self.engine.unpack_all([(arrived[p.peer], p.index) for p in plan.recvs], out)
             return out
 
         return finish
@@ -186,11 +196,8 @@ class Transfers:
             index[self.rank] = plan.keep[0], prod(plan.shape)
         counts = [index[m][1] if m in index else 0 for m in plan.members]
         flat = self.engine.empty((sum(counts),), array.dtype)
-        offset = 0
-        for m, n in zip(plan.members, counts, strict=True):
-            if n:
-                self.engine.pack(array, index[m][0], flat[offset : offset + n])
-            offset += n
+        places = zip(plan.members, pieces(counts), strict=True)
+        self.engine.pack_all(array, [(index[m][0], flat[at]) for m, at in places if at.stop > at.start])
         return flat, counts
 
     def _flat(self, array: Array) -> Array:
@@ -200,10 +207,6 @@ class Transfers:
     def _join(self, plan: Exchange, array: Array, arrived: Array, counts: list[int]) -> Array:
         """Unpack pieces that arrived in member order beside what this rank kept."""
         out = self._kept(plan, array)
-        pieces = {p.peer: p for p in plan.recvs}
-        offset = 0
-        for m, n in zip(plan.members, counts, strict=True):
-            if m in pieces and m != self.rank:
-                self.engine.unpack(arrived[offset : offset + n], out, pieces[m].index)
-            offset += n
+        places = dict(zip(plan.members, pieces(counts), strict=True))
+        self.engine.unpack_all([(arrived[places[p.peer]], p.index) for p in plan.recvs if p.peer != self.rank], out)
         return out

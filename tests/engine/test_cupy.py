@@ -133,3 +133,31 @@ def test_what_runs_on_the_host_keeps_half_types(machine: Machine) -> None:
     y = engine.on_host(NumpyEngine("float32").relu_forward, x)
     assert y.dtype == engine.activations
     np.testing.assert_array_equal(engine.to_host(y), [0, 0.5, 2])
+
+
+def test_all_pieces_of_a_move_go_in_one_launch(machine: Machine, device: CupyDevice) -> None:
+    a = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
+    held, rows = device.from_host(a), np.array([4, 0])
+    indices: list[Any] = [
+        (slice(0, 1), slice(None), slice(None)),
+        (slice(5, 6), slice(1, 4), slice(None)),
+        (slice(2, 2), slice(None), slice(None)),
+        (slice(1, 5), slice(0, 1), slice(1, 3)),
+    ]
+    outs = [device.empty((a[i].size,)) for i in indices]
+    machine.launches.clear()
+    device.pack_all(held, list(zip(indices, outs, strict=True)))
+    assert sum(machine.launches.values()) <= 2  # one for each width of copies
+    for index, out in zip(indices, outs, strict=True):
+        assert device.to_host(out).tolist() == a[index].reshape(-1).tolist()
+    back, want = device.zeros(a.shape), np.zeros_like(a)
+    machine.launches.clear()
+    device.unpack_all(list(zip(outs, indices, strict=True)), back)
+    assert sum(machine.launches.values()) <= 2
+    for index in indices:
+        want[index] = a[index]
+    assert (device.to_host(back) == want).all()
+    listed: Any = (rows, slice(None), slice(0, 1))
+    out = device.empty((10,))
+    device.pack_all(held, [(listed, out)])
+    assert device.to_host(out).tolist() == a[rows][:, :, :1].reshape(-1).tolist()

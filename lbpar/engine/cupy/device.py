@@ -118,6 +118,25 @@ class CupyDevice(Device):
         else:
             self._pack(moves([box], a.itemsize))
 
+    def pack_all(self, a: Array, parts: Sequence[tuple[Index, Array]]) -> None:
+        self._move_all([(index, out, True) for index, out in parts], a)
+
+    def unpack_all(self, parts: Sequence[tuple[Array, Index]], a: Array) -> None:
+        self._move_all([(index, buf, False) for buf, index in parts], a)
+
+    def _move_all(self, parts: Sequence[tuple[Index, Array, bool]], a: Array) -> None:
+        """Copy parts of a out to other arrays, or from there, all in one launch but for those that list rows."""
+        boxes = []
+        for index, other, out in parts:
+            part = _Part.of(a, index)
+            if part.lists is not None:
+                self.pack(a, index, other) if out else self.unpack(other, a, index)
+                continue
+            ends = (address(other), dense(part.shape, a.itemsize)), (part.address, part.strides)
+            (to, steps), (source, from_steps) = ends if out else ends[::-1]
+            boxes.append(Box(to, source, part.shape, steps, from_steps))
+        self._pack(moves(boxes, a.itemsize))
+
     def _pack(self, launches: Iterable[Launch]) -> None:
         for name, blocks, args in launches:
             self.kernels.launch("pack.cu", name, (blocks,), (THREADS,), args)
