@@ -17,6 +17,14 @@ from lbpar.layout.runs import whole
 h5py = pytest.importorskip("h5py")
 
 
+@pytest.fixture(autouse=True)
+def interrupts():
+    """Tests may run in the background, where shells let interrupts be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Lost:
     """Interrupts where Python swallows the exception: as h5py's objects do when the interrupt comes while they are let go."""
 

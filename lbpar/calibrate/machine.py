@@ -25,6 +25,7 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import LbparError
 from lbpar.program.steps import Program
 from lbpar.provenance import timestamp
+from lbpar.runtime.devices import over_devices
 from lbpar.runtime.room import node_memory
 from lbpar.threads import node_cores, share
 from lbpar.transport.base import Transport
@@ -146,24 +147,29 @@ def measure_machine(
     hosts = transport.allgather_obj(platform.node())
     cores = max(1, min(transport.allgather_obj(node_cores())) // (made.threads or 1))
     ranks = max(map(hosts.count, hosts))  # on one node, at most
-    place = hosts[: transport.rank].count(hosts[transport.rank])
+    before = hosts[: transport.rank].count(hosts[transport.rank])
+    places = transport.allgather_obj(made.place)
+    memory = (made.capacity or node_memory()) // max(map(places.count, places))
     with transport.counter.paused():
         kernels = transport.bcast(parts.find("kernels"))
         if kernels is None:
-            kernels = _kernels(made, engine.dtype, transport, programs, rounds, place < cores)
+            kernels = _kernels(made, engine.dtype, transport, programs, rounds, before < cores)
             parts.keep("kernels", kernels, Trust(kernels.loads, kernels.spread, {}))
-        file, moves = _file(kernels.compute, ranks), []
+        file, moves = _file(kernels.compute, memory), []
         if transport.size > 1:
             found = transport.bcast(parts.find("links"))
             if found is None:
-                found = transport.bcast(measure_links(made, transport, hosts, file, seconds))
+                moved = over_devices(transport, engine)
+                found = transport.bcast(measure_links(made, moved, hosts, file, seconds))
+                if moved is not transport:
+                    moved.disconnect()
                 parts.keep("links", found, Trust((), 0.0, _quality(found[0])))
             levels, moves = found
             file = file.model_copy(update={"levels": levels})
     trust = Trust(kernels.loads, kernels.spread, _quality(file.levels) if moves else {})
     facts = trust.facts() | {"date": timestamp(), "hosts": list(dict.fromkeys(hosts)), "ranks": transport.size}
     file = file.model_copy(update={"cores": cores if ranks > cores else None, "notes": {"measured": facts}})
-    return Measured(file, moves, trust)
+    return Measured(transport.bcast(file), moves, trust)  # clocks of ranks differ
 
 
 def _quality(levels: Iterable[LevelConfig]) -> dict[str, tuple[float, float]]:
@@ -208,8 +214,7 @@ def _alone(engine: EngineConfig) -> Measured:
     return measure_machine(engine, samples(), ROUNDS)
 
 
-def _file(compute: ComputeConfig, ranks: int) -> MachineFile:
-    """A machine of one rank's computation, the links of ``laptop`` and a share of the node's memory."""
+def _file(compute: ComputeConfig, memory: int) -> MachineFile:
+    """A machine of one rank's computation and memory, and the links of ``laptop``."""
     base = find_machine("laptop").file
-    memory = node_memory() // ranks
     return base.model_copy(update={"name": AUTO, "description": None, "compute": compute, "memory": memory})

@@ -11,6 +11,7 @@ Streams and events
 
 from __future__ import annotations
 
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -42,11 +43,17 @@ class Device(ABC):
         Handle of the compute queue, for libraries that take one; None on host memory.
     dtype : numpy dtype
         Element type of arrays that are made without one.
+    place : str
+        Where arrays lie: ranks that say the same share its memory.
+    capacity : int or None
+        Bytes there; None for memory of the node.
     """
 
     host: ClassVar[bool] = False
     stream: Any = None
     dtype: np.dtype[Any]
+    place: str
+    capacity: int | None = None
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
@@ -147,6 +154,7 @@ class Host(Device):
     """NumPy arrays in host memory: everything has happened when a call returns."""
 
     host = True
+    place = platform.node()
 
     def __init__(self, dtype: npt.DTypeLike = np.float32) -> None:
         self.dtype = np.dtype(dtype)

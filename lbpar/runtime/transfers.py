@@ -88,7 +88,7 @@ class Transfers:
         """
         assert move.kind == "p2p", move
         plan = exchange(move, self.rank)
-        each = ALIGNED // array.itemsize or 1
+        each = ALIGNED // array.dtype.itemsize or 1
         starts = list(accumulate((-(-p.size // each) * each for p in plan.sends), initial=0))
         flat = self.engine.empty((starts[-1],), array.dtype)
         sends = {p.peer: flat[at : at + p.size] for p, at in zip(plan.sends, starts, strict=False)}

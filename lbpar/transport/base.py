@@ -312,6 +312,9 @@ class Moves(ABC):
     def close(self) -> None:  # noqa: B027  most transports hold nothing
         """Free what the transport holds; the caller's communicator stays. Collective over all ranks."""
 
+    def disconnect(self) -> None:  # noqa: B027  most transports are made over no other
+        """Free what the transport holds beside the one that it was made over, which stays open. Collective over all ranks."""
+
     def group(self, axes: Axes) -> tuple[int, ...]:
         """World ranks of this rank's group over ``axes``, increasing."""
         return self.grid.group(axes, self.rank)

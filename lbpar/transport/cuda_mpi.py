@@ -55,8 +55,11 @@ class CudaMpiTransport(MpiTransport):
         device.waiting = lambda: self.waiting("the GPU")  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        super().close()
+        self.disconnect()
         self.control.close()
+
+    def disconnect(self) -> None:
+        super().close()
 
     def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
         if call.kind in ("allgather", "alltoall"):

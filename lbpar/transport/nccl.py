@@ -92,13 +92,16 @@ class NcclTransport(Transport):
         self.control.abort(message)
 
     def close(self) -> None:
+        self.disconnect()
+        self.control.close()
+
+    def disconnect(self) -> None:
         if self._world is not None:
             if not self.device.host:
                 self._stream.synchronize()
             for comm in (*self._comms.values(), self._world):
                 comm.destroy()
             self._comms, self._world = {}, None
-        self.control.close()
 
     def prepare(self, axes_sets: Iterable[Axes]) -> None:
         for axes in axes_sets:

@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.calibrate import kernel_speeds, links
+from lbpar.calibrate.machine import measure_machine
+from lbpar.calibrate.samples import own_programs
+from lbpar.config.engine import EngineConfig
+from lbpar.engine.cupy import library
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import Unsupported
+from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.runtime.optim.rules import SGD
 from lbpar.transport import cuda_mpi
@@ -161,3 +168,26 @@ def test_a_message_that_leaves_before_its_kernels_have_run_is_seen(monkeypatch: 
     with collective_assert(plain):
         assert np.isnan(came._raw).all()
     moved.close()
+
+
+def test_links_are_measured_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
+    monkeypatch.setattr(links, "ROWS", (1, 8, 64))
+    monkeypatch.setattr(links, "MOST_ROWS", 256)
+    monkeypatch.setattr(links, "LEAST_ROUNDS", 1)
+    plain = MpiTransport(grid=grids()[-1])
+    made: list[NcclTransport] = []
+    connected = NcclTransport.connect
+    monkeypatch.setattr(NcclTransport, "connect", lambda t: (made.append(t), connected(t)))
+    monkeypatch.setattr(library, "place", lambda _: f"GPU {plain.rank}")
+    g = GraphBuilder((4, 4, 2))
+    graph = g.build(g.linear(g.flatten(g.relu(g.conv(g.input, 2, 3, pad=1))), 3)).with_loss(CrossEntropy())
+    found = measure_machine(EngineConfig(name="cupy", threads=1), own_programs(graph, 4, 1), 1, plain, 0.0)
+    total = sum(plain.allgather_obj(1))
+    with collective_assert(plain):
+        assert len(made) == 1
+        assert made[0]._world is None
+        assert total == plain.size  # the job's own connection stays
+        assert {m.kind for level in found.file.levels for m in level.moves} == set(links.MOVES)
+        assert found.file.memory == fake_cupy.machine().memory
+    plain.close()

@@ -18,6 +18,7 @@ def test_all_ranks_measure_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ROUNDS", 2)
     monkeypatch.setattr(machine, "samples", lambda: [first, last])
     transport = connect()
+    monkeypatch.setattr(machine, "timestamp", lambda: f"by the clock of rank {transport.rank}")
     found = machine.machine_of("auto", EngineConfig(name="numpy", threads=1), transport)
     same = len(set(transport.allgather_obj(found.file.model_dump_json()))) == 1
     (level,) = found.file.levels

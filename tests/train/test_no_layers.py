@@ -11,7 +11,7 @@ import pytest
 from lbpar import api
 from lbpar.cost.machine import find_machine
 from lbpar.graph.builder import GraphBuilder
-from lbpar.graph.ops.losses import make_loss
+from lbpar.graph.ops.losses import LOSSES
 from lbpar.plan.choose import choose_plan
 from lbpar.plan.explain import explain
 from lbpar.transport.base import Transport
@@ -52,7 +52,7 @@ def config(out: Path, loss: str, optimizer: str = "sgd") -> api.RunConfig:
 def test_everything_works(tmp_path: Path, network: str, loss: str) -> None:
     build, expected = NETWORKS[network]
     g = GraphBuilder((4, 3, 2))
-    graph, run = g.build(build(g)).with_loss(make_loss(loss)), config(tmp_path / "run", loss)
+    graph, run = g.build(build(g)).with_loss(LOSSES[loss]()), config(tmp_path / "run", loss)
     x = np.random.default_rng(1).standard_normal((5, 4, 3, 2))
     with api.train(run, graph, write=True) as trained:
         np.testing.assert_array_equal(trained.predict(x), expected(x))
@@ -74,6 +74,6 @@ def test_everything_works(tmp_path: Path, network: str, loss: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "lars", "lamb"])
 def test_optimizers_without_parameters(tmp_path: Path, optimizer: str) -> None:
     g = GraphBuilder((4, 3, 2))
-    graph = g.build(g.relu(g.input)).with_loss(make_loss("mse"))
+    graph = g.build(g.relu(g.input)).with_loss(LOSSES["mse"]())
     with api.train(config(tmp_path, "mse", optimizer), graph) as trained:
         assert trained.records[0]["loss"] == pytest.approx(trained.records[1]["loss"])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine.cupy.kernels import THREADS, Kernels, address, kind_of
-from lbpar.engine.cupy.library import load
+from lbpar.engine.cupy.library import load, place
 from lbpar.engine.cupy.pieces import Box, Launch, dense, moves, rows, sums
 from lbpar.engine.cupy.pinned import Pinned
 from lbpar.engine.device import Array, Device, Event, Index
@@ -48,6 +48,7 @@ class CupyDevice(Device):
         self.cupy = load()
         cuda = self.cupy.cuda
         self._runtime = cuda.runtime
+        self.place, (_, self.capacity) = place(self.cupy), self._runtime.memGetInfo()
         self.stream = cuda.Stream(non_blocking=True)
         self._aside = cuda.Stream(non_blocking=True)
         self.pool = cuda.MemoryPool()
