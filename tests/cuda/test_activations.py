@@ -49,4 +49,6 @@ def test_functions_and_slopes(kernels: tuple[str, Emulator], name: str, n: int, 
         kept = y if op in FROM_Y else x
         args = [dx, kept, dy, option, np.int64(n)]
         module.launch(f"activation_backward<{kind}, {ACTIVATIONS[name]}>", (2,), (64,), args)
-        assert_close(dx, ENGINE.activation_backward(op, wide(kept), wide(dy), *options), kind, scale=4)
+        # 1 - tanh(...)^2 has lost digits, in either engine, before it is multiplied by x (1 + 3 c x^2).
+        scale = 32 if tanh else 4
+        assert_close(dx, ENGINE.activation_backward(op, wide(kept), wide(dy), *options), kind, scale=scale)
