@@ -62,7 +62,7 @@ class ParallelConfig(Section):
     micro_batches: Count | None = Field(
         default=None,
         description="Parts of each batch; their gradients are added. Default: 4 per stage, and 1 without stages. Batch norms take statistics "
-        "of a part.",
+        "of a part, and losses that are ratios of sums (Dice, weighed classes, ignored labels) are those of parts.",
     )
     interleave: Count | None = Field(
         default=None,

@@ -93,9 +93,13 @@ def compare_stages(
     Raises
     ------
     PlanError
-        A number of stages does not divide the processes, or there are more than layers.
+        A number of stages does not divide the processes, or there are more micro-batches than samples.
     """
     out = []
+    if micro_batches is not None and micro_batches > settings.batch:
+        raise PlanError(
+            f"--micro-batches: got {micro_batches} parts of {settings.batch} samples, expected at most {settings.batch}."
+        )
     graph, machine = settings.graph, settings.machine
     for places in counts:
         if procs % places:

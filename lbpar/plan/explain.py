@@ -107,6 +107,7 @@ def step_numbers(o: PricedPlan, batch: int) -> dict[str, Any]:
         "compute": o.step.compute,
         "communication": o.step.communication,
         "exposed": o.step.exposed,
+        "stages": len(o.plan.places),
         "bytes": o.price.bytes,
         "messages": o.price.messages,
         "by_phase": o.price.by(lambda s: s.phase),
@@ -117,6 +118,11 @@ def step_numbers(o: PricedPlan, batch: int) -> dict[str, Any]:
 
 def limits(o: PricedPlan) -> str:
     """One sentence: what the step time is limited by."""
+    if len(o.plan.places) > 1:
+        return (
+            f"The busiest stage computes {100 * o.step.compute / o.seconds:.0f} % of the step, and waits for others and for communication in the "
+            f"rest; on the mean stages do not compute {100 * o.step.bubble:.0f} % of it."
+        )
     purposes = o.price.by(spent_on)
     moves = {k: v for k, v in purposes.items() if k not in (COMPUTE, UPDATE)}
     if not moves or o.step.exposed < 0.1 * o.seconds:

@@ -40,9 +40,11 @@ def print_report(report: dict[str, Any], *, layers: bool = True) -> None:
         f"{proof}; width {space['width']}, {space['states']:,} states, {space['search_seconds']:.2f} s"
     )
     say(f"Chosen: {report['strategy']}. {report['limits']}")
+    exposed = human_seconds(step["exposed"])
+    waits = f"of which {exposed} exposed" if step["stages"] == 1 else f"waiting {exposed} at the busiest stage"
     say(
         f"{human_seconds(step['seconds'])} a step, {step['samples_per_second']:.4g} samples/s (computation "
-        f"{human_seconds(step['compute'])}, communication {human_seconds(step['communication'])}, of which {human_seconds(step['exposed'])} exposed)",
+        f"{human_seconds(step['compute'])}, communication {human_seconds(step['communication'])}, {waits})",
         style="bold",
     )
     for note in report["notes"]:

@@ -22,6 +22,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lbpar.errors import LbparError
+
 PYTHON = (sys.executable, "-m")
 """Runs a module of lbpar in another process."""
 
@@ -134,6 +136,8 @@ def main(argv: list[str]) -> int:
     module, _, function = spec["call"].partition(":")
     try:
         found, failed = getattr(import_module(module), function)(**spec["arguments"]), False
+    except LbparError as error:
+        found, failed = {"found": str(error), "failed": True}, True
     except Exception as error:  # noqa: BLE001  whatever it is, the parent says it
         traceback.print_exc()
         found, failed = {"found": f"{type(error).__name__}: {error}", "failed": True}, True

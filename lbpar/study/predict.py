@@ -9,7 +9,7 @@ from lbpar.cost.machine import Machine
 from lbpar.errors import PlanError
 from lbpar.plan.choose import Settings, choose_plan
 from lbpar.plan.explain import step_numbers
-from lbpar.plan.resolve import optimizer_name, resolve_plan
+from lbpar.plan.resolve import chosen_plan, optimizer_name, resolve_plan
 from lbpar.train.setup import build_graph
 
 
@@ -34,19 +34,16 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
         if parallel.strategy == "auto" and parallel.stages == 1 and parallel.micro_batches is None:
             best = choose_plan(
                 graph, batch, procs, machine, memory_limit=parallel.memory, dtype=config.engine.dtype, optimizer=optimizer,
-                prefetch=config.data.prefetch, rims=config.engine.name == "cupy", layers=parallel.layers,
+                prefetch=config.data.prefetch, layers=parallel.layers, **config.engine.planned,
             ).priced  # fmt: skip
         else:
-            settings = Settings(
-                graph,
-                batch,
-                machine,
-                config.engine.dtype,
-                optimizer,
-                config.data.prefetch,
-                config.engine.name == "cupy",
-            )
-            best = settings.priced(parallel.strategy, resolve_plan(parallel, graph, batch, procs))
+            if parallel.strategy == "auto":
+                plan = chosen_plan(config, graph, batch, procs, machine)
+            else:
+                plan = resolve_plan(parallel, graph, batch, procs)
+            options = config.engine.planned
+            settings = Settings(graph, batch, machine, config.engine.dtype, optimizer, config.data.prefetch, **options)
+            best = settings.priced(parallel.strategy, plan)
     except PlanError as error:
         return {"error": str(error)}
     ways = max((best.plan.grid.ways(best.plan[n.name].get("N", ())) for n in graph.ops), default=1)

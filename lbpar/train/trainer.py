@@ -94,7 +94,7 @@ class Trainer(Evaluator):
         if c.data.train != "synthetic":  # noise has no mean and std to hand on
             self.normalisation = dataset.normalisation
         self.open_test()
-        self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
+        self.sampler = Sampler(len(self.dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
         per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
         self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
         self.updates_per_epoch = per_epoch
@@ -112,7 +112,7 @@ class Trainer(Evaluator):
         metric = watched_metric(c.train, self.test is not None, c.data.patches is not None)
         self.best = Best(metric) if metric else None
         first = self.worker.executor(
-            min(c.train.batch, len(dataset)), "reduce" if c.train.accumulate == 1 else "accumulate"
+            min(c.train.batch, len(self.dataset)), "reduce" if c.train.accumulate == 1 else "accumulate"
         )
         if self.scaler is not None:
             self.scaler.check(first.program)

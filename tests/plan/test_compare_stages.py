@@ -35,7 +35,9 @@ def test_the_command_compares_stages(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("strategy", ["auto", "data"])
-def test_the_command_plans_the_stages_of_a_run_file(strategy: str, tmp_path: Path) -> None:
+def test_the_command_plans_the_stages_of_a_run_file(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run.yaml"
     run.write_text(
         "model: {name: lenet}\ndata: {train: synthetic}\ntrain: {batch: 16, epochs: 1}\nmachine: laptop\n"
@@ -45,9 +47,20 @@ def test_the_command_plans_the_stages_of_a_run_file(strategy: str, tmp_path: Pat
     graph = build_model("lenet").with_loss(CrossEntropy())
     plan = resolve_plan(ParallelConfig(strategy=str(tmp_path / "plan.yaml")), graph, 16, 4)
     assert len(plan.places) == 2 and plan.micro_batches == 4
+    said = capsys.readouterr().out
+    assert "at the busiest stage" in said and "of which" not in said
 
 
-@pytest.mark.parametrize("wrong", [["--stages", "two"], ["--stages", "0"], ["--stages", "3"], ["--micro-batches", "2"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--stages", "two"],
+        ["--stages", "0"],
+        ["--stages", "3"],
+        ["--micro-batches", "2"],
+        ["--stages", "2", "--micro-batches", "17"],
+    ],
+)
 def test_the_command_refuses_strange_stages(wrong: list[str]) -> None:
-    with pytest.raises(LbparError, match="stages"):
+    with pytest.raises(LbparError, match="stages|micro-batches: got 17 parts of 16 samples"):
         main(["--model", "lenet", "--batch", "16", "--procs", "4", "--machine", "laptop", *wrong])

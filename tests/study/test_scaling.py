@@ -13,11 +13,15 @@ import pytest
 from lbpar.config.run_file import parse_run
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
+from lbpar.plan.choose import Settings
+from lbpar.plan.resolve import chosen_plan
 from lbpar.study.__main__ import main
 from lbpar.study.measure import doubts_of, summary
 from lbpar.study.points import Point, make_points, parse_plans, parse_procs
+from lbpar.study.predict import predict
 from lbpar.study.scaling import cells
 from lbpar.study.table import make_rows
+from lbpar.train.setup import build_graph
 
 RUN = """
 model: {input: [8, 6, 1], layers: [{op: conv, filters: 4, kernel: 3}, {op: relu}, {op: global_avg_pool}, {op: linear, features: 3}]}
@@ -188,3 +192,13 @@ def test_predictions_for_a_machine_that_was_busy_are_marked() -> None:
     point = Point(2, "data", 8)
     (row,) = make_rows("strong", [point], [{"seconds": 1.0, "spread": 0.0, "doubts": doubts_of(busy)}])
     assert cells(row)[-1] == "predicted for a machine that was busy when it was measured"
+
+
+def test_stages_are_predicted_for_the_plan_that_training_takes() -> None:
+    config = parse_run(RUN, ["parallel.stages=2", "parallel.micro_batches=2"])
+    machine, graph = find_machine("laptop"), build_graph(config)
+    found = predict(config, 4, machine)
+    settings = Settings(graph, 4, machine, "float32", "momentum", config.data.prefetch)
+    want = settings.priced("auto", chosen_plan(config, graph, 4, 4, machine))
+    assert found["predicted"]["seconds"] == want.seconds
+    assert found["grid"] == str(want.plan.grid)

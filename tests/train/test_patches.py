@@ -216,3 +216,11 @@ def test_what_patches_cannot_be_cut_of_is_refused(change: str, message: str, fil
         train(
             run_file([f"data.train={file}", f"data.test={file}", "train.evaluate={}", change], RUN), 1, lambda t: None
         )
+
+
+def test_an_epoch_has_all_patches_of_all_samples(file: Path) -> None:
+    config = run_file([f"data.train={file}"], RUN.replace(", watch: test_dice", ""))
+    (trainer,) = train(config, 1, lambda t: t)[2]
+    drawn = np.concatenate(list(trainer.sampler.batches(0)))
+    assert sorted(drawn.tolist()) == list(range(3 * 2))  # two of each of three
+    assert trainer.total_steps == 2 * 2
