@@ -67,6 +67,10 @@ class CudaMpiTransport(MpiTransport):
             own = cut_up(buf, call.send.values())[place] if call.kind == "alltoall" else buf
             self.device.copy(own, out=cut_up(out, to)[place])
             after = self.device.record()
+        elif call.kind == "reduce_scatter" and buf.size <= self._limit:
+            # Now, and not when it leaves: kernels that have been queued by then may still use the memory that it would get.
+            out = self.device.empty((call.counts[self.group(call.axes).index(self.rank)],), buf.dtype)
+            after = self.device.record()
         held = _Held(self, call, buf, out, after)
         self._waiting.append(held)
         self._release()

@@ -160,7 +160,7 @@ class MpiTransport(Transport):
         with self._errors(call.title):
             return _MpiRequest(self, call, [comm.Iallreduce(self._mpi.IN_PLACE, p, op) for p in parts], buf, buf)
 
-    def _reduce_scatter(self, call: Call, comm: Any, place: int, buf: Array, out: None) -> Request:
+    def _reduce_scatter(self, call: Call, comm: Any, place: int, buf: Array, out: Array | None) -> Request:
         pieces, op = cut_up(buf, call.counts), self._op(call)
         own = pieces[place]
         if self.room.host and buf.nbytes >= PAIRWISE * len(pieces):
@@ -175,7 +175,7 @@ class MpiTransport(Transport):
             return _MpiRequest(self, call, requests, (buf, arrived), own, then=add)
         with self._errors(call.title):
             if buf.size <= self._limit:
-                result = self.room.empty((own.size,), buf.dtype)
+                result = self.room.empty((own.size,), buf.dtype) if out is None else out
                 requests = [comm.Ireduce_scatter(buf, result, list(call.counts), op)] if buf.size else []
                 return _MpiRequest(self, call, requests, buf, result)
             requests = []

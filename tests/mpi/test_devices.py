@@ -170,6 +170,24 @@ def test_a_message_that_leaves_before_its_kernels_have_run_is_seen(monkeypatch: 
     moved.close()
 
 
+def test_a_sum_that_is_held_back_takes_no_memory_that_kernels_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_mpi._Held, "ready", lambda self: False)
+    plain = MpiTransport()
+    own, moved = device(), CudaMpiTransport(plain)
+    moved.attach(own)
+    sevens: Any = own.from_host(np.full(64, 7, np.float32))
+    ones: Any = own.from_host(np.ones(64 * moved.size, np.float32))
+    held = moved.reduce_scatter(ones, [64] * moved.size, moved.grid.axes)
+    written: list[Any] = [own.copy(sevens) for _ in range(8)]
+    places = {a.data.ptr for a in written}
+    del written  # the pool gives that memory away again at once, before it is written
+    got: Any = held.wait()
+    with collective_assert(plain):
+        assert got.data.ptr not in places
+        assert own.to_host(got).tolist() == [moved.size] * 64
+    moved.close()
+
+
 def test_links_are_measured_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
     monkeypatch.setattr(links, "ROWS", (1, 8, 64))
