@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=$PWD OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 out=$(mktemp -d)
-echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(nproc) cores, results in $out"
+echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(getconf _NPROCESSORS_ONLN) cores, results in $out"
 for part in "${@:-trust}"; do
     began=$SECONDS
     case $part in
