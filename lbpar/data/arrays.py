@@ -37,6 +37,7 @@ class ArrayDataset(Dataset):
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._x[np.ix_(samples, *map(indices, box))]
+        self.normalisation.check_finite(part, samples, self.name)
         ruled = self.normalisation.rule is not None and part.size
         own = np.array([self.normalisation.statistics(self._x[i]) for i in samples.tolist()]) if ruled else None
         return self.normalisation(part, self._dtype, indices(box[-1]), own)

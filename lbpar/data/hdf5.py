@@ -107,7 +107,7 @@ class Hdf5Dataset(Dataset):
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._part(self._x, samples, box)
-        self._check_finite(part, samples)
+        self.normalisation.check_finite(part, samples, self.name)
         return self.normalisation(part, self._dtype, indices(box[-1]), self._statistics(samples))
 
     def own_statistics(self, share: tuple[int, int]) -> dict[int, Array]:
@@ -119,15 +119,6 @@ class Hdf5Dataset(Dataset):
             samples = range(*(len(self) * i // n for i in (k, k + 1)))
             return {i: self._statistics(np.array([i]))[0] for i in samples}  # type: ignore[index]
 
-    def _check_finite(self, x: Array, samples: NDArray[np.int64]) -> None:
-        """Refuse parts of samples with values that are not finite, unless these are made 0."""
-        if x.dtype.kind != "f" or self.normalisation.zero or np.isfinite(x).all():
-            return
-        bad = next(i for i, one in zip(samples.tolist(), x, strict=True) if not np.isfinite(one).all())
-        raise DataError(
-            f"{self.name}: sample {bad} has values that are not finite. Mend it, or train with data.nan: zero, which makes them 0."
-        )
-
     def _statistics(self, samples: NDArray[np.int64]) -> Array | None:
         """Of each of the samples; those that are not known yet are read whole."""
         if self.normalisation.rule is None:
@@ -135,7 +126,7 @@ class Hdf5Dataset(Dataset):
         for i in samples.tolist():
             if i not in self.statistics:
                 whole = self._slabs(self._x, np.array([i]), tuple(((0, e),) for e in self.sample_shape))[0]
-                self._check_finite(whole[None], np.array([i]))
+                self.normalisation.check_finite(whole[None], [i], self.name)
                 self.statistics[i] = self.normalisation.statistics(whole)
         return np.array([self.statistics[i] for i in samples.tolist()]).reshape(-1, 4, self.sample_shape[-1])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -127,3 +127,18 @@ class Normalisation:
                 f"{name}: got {x.dtype}, expected {'whole' if self.integers else 'real'} numbers, as the training data are "
                 "stored. Give the values as the file has them, or normalised=True for values that need no change."
             )
+
+    def check_finite(self, x: Array, samples: Iterable[int], name: str) -> None:
+        """Refuse parts x of samples, as stored, with values that are not finite, unless these are made 0.
+
+        Raises
+        ------
+        DataError
+            Names ``name`` and the first such sample.
+        """
+        if x.dtype.kind != "f" or self.zero or np.isfinite(x).all():
+            return
+        bad = next(i for i, one in zip(samples, x, strict=True) if not np.isfinite(one).all())
+        raise DataError(
+            f"{name}: sample {bad} has values that are not finite. Mend it, or train with data.nan: zero, which makes them 0."
+        )

@@ -88,6 +88,7 @@ class VolumeDataset(Dataset):
                 part[...] = self._last[1][where]
                 if ruled:
                     found.append(self.normalisation.statistics(self._last[1]))
+        self.normalisation.check_finite(parts, samples, self.name)
         return self.normalisation(parts, self._dtype, indices(box[-1]), np.array(found) if ruled and found else None)
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from lbpar.data.arrays import ArrayDataset
 from lbpar.data.normalise import Normalisation
+from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.errors import DataError
 
 OWN = Normalisation(0.5, (1.0, 2.0), (4.0, 8.0), integers=True)
@@ -52,3 +56,18 @@ def test_boxes_of_arrays() -> None:
     samples, box = np.array([4, 0]), (((1, 3),), ((0, 1), (2, 3)), ((1, 2),))
     np.testing.assert_array_equal(data.read(samples, box), OWN(x, np.float64)[samples][:, 1:3][:, :, [0, 2]][..., 1:])
     assert len(data) == 5 and data.sample_shape == (4, 3, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_volumes_and_arrays_that_are_not_finite_are_refused_as_samples_of_files_are(bad: float, tmp_path: Path) -> None:
+    x = np.ones((2, 4, 3, 5, 1), np.float32)
+    x[1, 2, 1, 3, 0] = bad
+    for i, one in enumerate(x):
+        np.save(tmp_path / f"{i}.npy", one[..., 0])
+    volumes = VolumeDataset(tmp_path, (4, 3, 5), np.float32)
+    for data in volumes, ArrayDataset(x, Normalisation(), np.float32):
+        np.testing.assert_array_equal(data.read(np.array([0])), x[:1])
+        with pytest.raises(DataError, match=r"sample 1 has values that are not finite.*data\.nan: zero"):
+            data.read(np.arange(2))
+        data.normalisation = replace(data.normalisation, zero=True)
+        np.testing.assert_array_equal(data.read(np.arange(2)), np.nan_to_num(x, nan=0, posinf=0))
