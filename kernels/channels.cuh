@@ -34,6 +34,17 @@ __device__ __forceinline__ void for_tiles(i64 channels, F f, const P*... address
     }, addresses...);
 }
 
+// Calls f(row) for the rows of each tile, dealt out along grid y; f is what `start(channel, width)` gives, which readies what belongs to the
+// channels.
+template <class T, class Start, class... P>
+__device__ __forceinline__ void for_rows(i64 rows, i64 channels, Start start, const P*... addresses) {
+    for_tiles<T>(channels, [&](const Place& p, auto width) {
+        if (!p.active) return;
+        auto f = start(p.channel, width);
+        for (i64 row = blockIdx.y * i64(p.rows) + p.row; row < rows; row += gridDim.y * i64(p.rows)) f(row);
+    }, addresses...);
+}
+
 // Part `number` of the rows, `each` long but for the last.
 struct Chunk {
     i64 first, last;

@@ -1,7 +1,7 @@
 // Dropout by global index: y = x / (1 - rate) where kept, else 0, the same for whatever way the tensor is split and as on the CPU.
 //
 // Element i of the global tensor is kept if word i % 4 of Philox4x32-10 of (key, counter i / 4), taken as a number in (0, 1), is not
-// below rate: lbpar/random.py `uniform32`. i is the sum of one number per dimension, from lists on the device, null for none.
+// below rate: lbpar/random.py `uniform32`. The key is ``*key_at``, which a recorded launch finds changed, or, where that is null, ``key``. i is the sum of one number per dimension, from lists on the device, null for none.
 //
 // x and y are C-contiguous with the extents of `Places`, up to five, missing ones 1 and in front; y may be x. A thread takes four
 // neighbours, which share a counter where the first one's index is a multiple of 4. Launch: 256 threads, any number of blocks; `Index` is i32
@@ -33,7 +33,8 @@ __device__ __forceinline__ Words philox(u64 counter, u64 key) {
 }
 
 template <class T, class Index>
-__global__ void __launch_bounds__(256, 2) dropout(T* y, const T* x, double rate, u64 key, const __grid_constant__ Places places) {
+__global__ void __launch_bounds__(256, 2) dropout(T* y, const T* x, double rate, u64 key, const u64* key_at, const __grid_constant__ Places places) {
+    if (key_at) key = *key_at;
     // (word + 0.5) / 2^32 >= rate, in whole numbers; both operations are exact where they matter
     const double least = rate * 4294967296.0 - 0.5;
     const u64 threshold = least > 0 ? static_cast<u64>(ceil(least)) : 0;

@@ -5,18 +5,13 @@
 //     cross_entropy_partials, cross_entropy_backward     with label smoothing
 //     softmax_rank      how many local classes come before the target; count_hits: how many positions rank below each of tops
 //     mse_*, bce_*, error_*      of targets of another type U; error_*: the sum of a function F of x - t
-//     dice_partials, dice_sums      per class over positions: p*t, p and t, with p = exp(x - m) / sums[0]
-//     dice_loss, dice_factors, dice_backward, dice_backward_data
 //     sum_partials      out[k] = scale * sum of partial[k]: ends all *_partials of scalars
 //
 // x is C-contiguous (rows, C), m (rows) of its type, target (rows) of an integer type I; sums double (3, rows), as are all sums and
-// losses. Terms are computed in Acc<T>, and added in double over positions. Launch: 256 threads; *_partials of scalars: the
-// blocks along grid x are the partial sums; dice_partials: grid x tiles of 64 channels, grid y chunks of `each` rows; dice_sums: grid x
-// over 32 classes each; sum_partials and dice_loss: one block (sum_partials: grid y over k); others any grid. WIDTH lanes (1, 8, 32)
-// share a row.
+// losses. Terms are computed in Acc<T>, and added in double over positions. Launch: 256 threads; *_partials and count_hits: the blocks along
+// grid x are the partial sums; sum_partials: one block, grid y over k; others any grid. WIDTH lanes (1, 8, 32) share a row.
 //
 // Called by the loss methods of lbpar/engine/cupy.
-#include "channels.cuh"
 #include "rows.cuh"
 
 #define KERNEL(...) template <__VA_ARGS__> __global__ void __launch_bounds__(256, 2)
@@ -97,8 +92,12 @@ softmax_rank(double* rank, const T* x, const T* m, const double* sums, const I* 
 struct Tops {  // by value
     double of[8];
 };
-PLAIN_KERNEL count_hits(double* partial, const double* rank, const __grid_constant__ Tops tops, i64 n) {
-    partial_sum(partial, n, [&](i64 i) { return rank[i] < tops.of[blockIdx.y] ? 1.0 : 0.0; });
+// Grid y over tops. Positions whose target is `ignore` do not count; target may be null. A top that is not a number counts all others.
+KERNEL(class I) count_hits(double* partial, const double* rank, const I* target, const __grid_constant__ Tops tops, i64 ignore, i64 n) {
+    partial_sum(partial, n, [&](i64 i) {
+        const bool known = !target || static_cast<i64>(target[i]) != ignore;
+        return known && !(rank[i] >= tops.of[blockIdx.y]) ? 1.0 : 0.0;
+    });
 }
 
 KERNEL(class T, class U) mse_partials(double* partial, const T* x, const U* t, i64 n) {
@@ -145,74 +144,4 @@ KERNEL(class T, class U) bce_partials(double* partial, const T* x, const U* t, i
 KERNEL(class T, class U) bce_backward(T* dx, const T* x, const U* t, double scale, i64 n) {
     const Acc<T> by = static_cast<Acc<T>>(scale);
     map_elements([by](Acc<T> v, Acc<U> w) { return (Sigmoid()(v) - static_cast<Acc<T>>(w)) * by; }, n, dx, x, t);
-}
-
-// -- Dice -------------------------------------------------------------------------------------------------------------------------
-
-// partial: double (chunks, 3, C).
-KERNEL(class T, class I)
-dice_partials(double* partial, const T* x, const T* m, const double* sums, const I* target, i64 class_start, i64 rows, i64 channels, i64 each) {
-    const Chunk chunk = chunk_of(rows, blockIdx.y, each);
-    for (i64 tile = blockIdx.x; tile * COLUMNS < channels; tile += gridDim.x) {
-        const Place p = place_in<1>(tile, channels);
-        double total[1][3];
-        sum_rows<T>(total, p, chunk, [&](i64 row, Acc<T>(&run)[1][3]) {
-            const Acc<T> probability = exp(wide(x[row * channels + p.channel]) - wide(m[row])) / static_cast<Acc<T>>(sums[row]);
-            const bool hit = local(target, row, class_start) == p.channel;
-            run[0][0] += hit ? probability : 0;
-            run[0][1] += probability;
-            run[0][2] += hit ? 1 : 0;
-        });
-        if (p.active && p.row == 0)
-            for (int k = 0; k < 3; ++k) partial[(blockIdx.y * i64(3) + k) * channels + p.channel] = total[0][k];
-    }
-}
-
-PLAIN_KERNEL dice_sums(double* dsums, const double* partial, i64 channels, i64 chunks) {
-    double mine[1][3] = {};
-    const Place p = merge_chunks<3>(mine, partial, 0, channels, chunks, 0, MergeSums<3>());
-    if (p.active)
-        for (int k = 0; k < 3; ++k) dsums[k * channels + p.channel] = mine[0][k];
-}
-
-PLAIN_KERNEL dice_loss(double* loss, const double* dsums, double eps, double classes, i64 channels) {
-    double sum = 0;
-    for (i64 c = threadIdx.x; c < channels; c += 256)
-        sum += (1 - (2 * dsums[c] + eps) / (dsums[channels + c] + dsums[2 * channels + c] + eps)) / classes;
-    sum = block_sum<256>(sum);
-    if (threadIdx.x == 0) *loss = sum;
-}
-
-// factors: Acc (2, C): the derivative for p of a class, and what the target's class gets besides.
-KERNEL(class A) dice_factors(A* factors, const double* dsums, double eps, double classes, i64 channels) {
-    for (i64 c = grid_thread(); c < channels; c += grid_threads()) {
-        const double both = dsums[channels + c] + dsums[2 * channels + c] + eps;
-        factors[c] = static_cast<A>((2 * dsums[c] + eps) / (both * both) / classes);
-        factors[channels + c] = static_cast<A>(-2 / both / classes);
-    }
-}
-
-KERNEL(class T, class I, int WIDTH)
-dice_backward(T* g, double* inner, const T* x, const T* m, const double* sums, const I* target, const Acc<T>* factors, i64 class_start,
-              i64 rows, i64 channels) {
-    for_rows_of_lanes<WIDTH>(rows, [&](i64 row, bool there, int lane) {
-        const Acc<T> most = there ? wide(m[row]) : Acc<T>(0), share = there ? static_cast<Acc<T>>(1 / sums[row]) : Acc<T>(0);
-        const i64 t = there ? local(target, row, class_start) : 0;
-        const Acc<T> sum = row_reduce<WIDTH>(channels, there, lane, Acc<T>(0), [&](i64 c) {
-            const Acc<T> slope = factors[c] + (c == t ? factors[channels + c] : 0);
-            g[row * channels + c] = narrow<T>(slope);
-            return slope * exp(wide(x[row * channels + c]) - most) * share;
-        }, Sum());
-        if (there && lane == 0) inner[row] = sum;
-    });
-}
-
-KERNEL(class T, int WIDTH)
-dice_backward_data(T* dx, const T* x, const T* m, const double* sums, const T* g, const double* inner, i64 rows, i64 channels) {
-    for_rows_of_lanes<WIDTH>(rows, [&](i64 row, bool there, int lane) {
-        if (!there) return;
-        const Acc<T> most = wide(m[row]), share = static_cast<Acc<T>>(1 / sums[row]), less = static_cast<Acc<T>>(inner[row]);
-        for (i64 c = row * channels + lane; c < (row + 1) * channels; c += WIDTH)
-            dx[c] = narrow<T>((wide(g[c]) - less) * exp(wide(x[c]) - most) * share);
-    });
 }

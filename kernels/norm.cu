@@ -110,16 +110,6 @@ __global__ void norm_invstd(double* invstd, const double* var, double eps, i64 c
     for (i64 c = grid_thread(); c < channels; c += grid_threads()) invstd[c] = 1 / sqrt(var[c] + eps);
 }
 
-// Calls f(offset of the element, place, width) for the rows of a tile, dealt out along grid y; `start` readies what belongs to the channels.
-template <class T, class Start, class... P>
-__device__ __forceinline__ void for_rows(i64 rows, i64 channels, Start start, const P*... addresses) {
-    for_tiles<T>(channels, [&](const Place& p, auto width) {
-        if (!p.active) return;
-        auto f = start(p.channel, width);
-        for (i64 row = blockIdx.y * i64(p.rows) + p.row; row < rows; row += gridDim.y * i64(p.rows)) f(row);
-    }, addresses...);
-}
-
 KERNEL(class T, class P, bool RELU)
 norm_apply(T* y, const T* x, const T* residual, const double* mean, const double* invstd, const P* scale, const P* bias, i64 rows, i64 channels) {
     for_rows<T>(rows, channels, [&](i64 channel, auto width) {

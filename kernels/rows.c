@@ -2,8 +2,11 @@
  *
  * No library has these: statistics of several ranks meet between two halves of a normalisation. Every function reads
  * each of its arrays once, is one parallel region (one barrier), and sums in double: memory is slower than either, so
- * it costs nothing (measured). Arrays are C-contiguous float32 unless a stride is given; sizes are 64-bit; `threads`
+ * it costs nothing (measured). Arrays are C-contiguous unless a stride is given; sizes are 64-bit; `threads`
  * is the number of OpenMP threads. The file is compiled on the machine it runs on, by the C compiler found there.
+ *
+ * It is compiled twice: with activations, `real`, of float32, and (rows_bfloat16.c) of bfloat16, which are widened as
+ * they are read and rounded, to the nearest and of two the even one, as they are written.
  *
  * Letters: n rows, c channels. A matrix is read as wider rows (w channels = a multiple of c, the last one shorter), so
  * that inner loops are long enough to be vectorised.
@@ -14,6 +17,28 @@
 #include <string.h>
 
 typedef int64_t idx;
+
+#ifdef BFLOAT16
+typedef uint16_t real;
+#define PASS(name) lbpar_##name##_bfloat16
+static inline float get(real a) {
+    const uint32_t bits = (uint32_t)a << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline real put(float a) {
+    uint32_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    const uint32_t rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16, nan = bits >> 16 | 0x40;
+    return (real)((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
+}
+#else
+typedef float real;
+#define PASS(name) lbpar_##name
+static inline float get(real a) { return a; }
+static inline real put(float a) { return a; }
+#endif
 
 enum { WIDE = 256 };
 
@@ -86,21 +111,22 @@ static inline void move(double *out, idx c, double first, double second, double 
 
 /* First and second moments about shift as leading bits and rest each, out (4, c); taken about the first row, so that they do not
  * cancel. Returns 0, or 1 if there is no memory. */
-int lbpar_norm_sums(const float *x, const double *shift, double *out, idx n, idx c, int threads) {
+int PASS(norm_sums)(const real *x, const double *shift, double *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
     if (!centre || !part) return free(centre), free(part), 1;
-    for (idx j = 0; j < w; j++) centre[j] = x[j % c];
+    for (idx j = 0; j < w; j++) centre[j] = get(x[j % c]);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         double *restrict s = part + 2 * w * t, *restrict q = s + w;
         const double *restrict m = centre;
         idx r = share(end, t, threads), last = share(end, t + 1, threads);
         for (; r < last;) {
-            const float *restrict a = x + r * w;
+            const real *restrict a = x + r * w;
             if (last - r >= 4 && (r + 4) * w <= total) {
                 for (idx j = 0; j < w; j++) {
-                    double d0 = a[j] - m[j], d1 = a[j + w] - m[j], d2 = a[j + 2 * w] - m[j], d3 = a[j + 3 * w] - m[j];
+                    const double d0 = get(a[j]) - m[j], d1 = get(a[j + w]) - m[j];
+                    const double d2 = get(a[j + 2 * w]) - m[j], d3 = get(a[j + 3 * w]) - m[j];
                     s[j] += (d0 + d1) + (d2 + d3);
                     q[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
                 }
@@ -108,7 +134,7 @@ int lbpar_norm_sums(const float *x, const double *shift, double *out, idx n, idx
             } else {
                 const idx len = smaller(w, total - r * w);
                 for (idx j = 0; j < len; j++) {
-                    double d = a[j] - m[j];
+                    const double d = get(a[j]) - m[j];
                     s[j] += d;
                     q[j] += d * d;
                 }
@@ -117,13 +143,13 @@ int lbpar_norm_sums(const float *x, const double *shift, double *out, idx n, idx
         }
     }
     merge(part, threads, c, w, out);
-    for (idx j = 0; j < c; j++) move(out + j, c, out[j], out[c + j], (double)n, x[j], shift[j]);
+    for (idx j = 0; j < c; j++) move(out + j, c, out[j], out[c + j], (double)n, get(x[j]), shift[j]);
     free(centre), free(part);
     return 0;
 }
 
 /* g = dy [+ more] [masked by y > 0], stored where it is not dy itself; out (2, c) = sum(g), invstd * sum(g * (x - mean)). */
-int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more, const float *y, float *g,
+int PASS(norm_backward_sums)(const real *x, const real *dy, const real *more, const real *y, real *g,
                              const double *mean, const double *invstd, double *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *centre = malloc((size_t)w * sizeof(double)), *part = calloc((size_t)(2 * w * threads), sizeof(double));
@@ -136,16 +162,16 @@ int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more,
         const idx last = share(end, t + 1, threads);
         BY_FLAGS(more, y, for (idx r = share(end, t, threads); r < last; r++) {
             const idx at = r * w, len = smaller(w, total - at);
-            const float *restrict a = x + at, *restrict b = dy + at, *restrict b2 = A ? more + at : 0;
-            const float *restrict f = B ? y + at : 0;
-            float *restrict o = A || B ? g + at : 0;
+            const real *restrict a = x + at, *restrict b = dy + at, *restrict b2 = A ? more + at : 0;
+            const real *restrict f = B ? y + at : 0;
+            real *restrict o = A || B ? g + at : 0;
             for (idx j = 0; j < len; j++) {
-                float d = b[j];
-                if (A) d += b2[j];
-                if (B) d = f[j] > 0 ? d : 0;
-                if (A || B) o[j] = d;
+                float d = get(b[j]);
+                if (A) d = get(put(d + get(b2[j]))); /* what is stored */
+                if (B) d = get(f[j]) > 0 ? d : 0;
+                if (A || B) o[j] = put(d);
                 s[j] += d;
-                q[j] += (double)d * (a[j] - m[j]);
+                q[j] += (double)d * (get(a[j]) - m[j]);
             }
         })
     }
@@ -156,8 +182,8 @@ int lbpar_norm_backward_sums(const float *x, const float *dy, const float *more,
 }
 
 /* y = (x - mean) * invstd [* scale] [+ bias] [+ z] [relu]; absent operands are null. */
-int lbpar_norm_apply(const float *x, const float *z, const double *mean, const double *invstd, const float *scale,
-                     const float *bias, float *y, idx n, idx c, int relu, int threads) {
+int PASS(norm_apply)(const real *x, const real *z, const double *mean, const double *invstd, const float *scale,
+                     const float *bias, real *y, idx n, idx c, int relu, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(3 * (size_t)w * sizeof(float));
     if (!v) return 1;
@@ -174,13 +200,13 @@ int lbpar_norm_apply(const float *x, const float *z, const double *mean, const d
         const idx last = share(end, t + 1, threads);
         BY_FLAGS(z, relu, for (idx r = share(end, t, threads); r < last; r++) {
             const idx at = r * w, len = smaller(w, total - at);
-            const float *restrict a = x + at, *restrict e = A ? z + at : 0;
-            float *restrict o = y + at;
+            const real *restrict a = x + at, *restrict e = A ? z + at : 0;
+            real *restrict o = y + at;
             for (idx j = 0; j < len; j++) {
-                float d = (a[j] - m[j]) * f[j] + b[j];
-                if (A) d += e[j];
+                float d = (get(a[j]) - m[j]) * f[j] + b[j];
+                if (A) d += get(e[j]);
                 if (B) d = d < 0 ? 0 : d; /* keeps NaN */
-                o[j] = d;
+                o[j] = put(d);
             }
         })
     }
@@ -188,9 +214,9 @@ int lbpar_norm_apply(const float *x, const float *z, const double *mean, const d
     return 0;
 }
 
-/* dx = scale * invstd * (dy - sums[0]/count - xhat * sums[1]/count) [+ z], rows of z `stride` floats apart. */
-int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, const double *mean, const double *invstd,
-                             const float *scale, const double *sums, float *dx, idx stride, idx n, idx c, double count,
+/* dx = scale * invstd * (dy - sums[0]/count - xhat * sums[1]/count) [+ z], rows of z `stride` numbers apart. */
+int PASS(norm_backward_data)(const real *x, const real *dy, const real *z, const double *mean, const double *invstd,
+                             const float *scale, const double *sums, real *dx, idx stride, idx n, idx c, double count,
                              int threads) {
     const idx w = z ? c : wide(n, c), total = n * c, end = (total + w - 1) / w;
     float *v = malloc(4 * (size_t)w * sizeof(float));
@@ -208,17 +234,20 @@ int lbpar_norm_backward_data(const float *x, const float *dy, const float *z, co
         const float *restrict m = v, *restrict k1 = v + w, *restrict k0 = v + 2 * w, *restrict f = v + 3 * w;
         for (idx r = share(end, t, threads), last = share(end, t + 1, threads); r < last; r++) {
             const idx at = r * w, len = smaller(w, total - at);
-            const float *restrict a = x + at, *restrict b = dy + at, *restrict e = z ? z + r * stride : 0;
-            float *restrict o = dx + at;
+            const real *restrict a = x + at, *restrict b = dy + at, *restrict e = z ? z + r * stride : 0;
+            real *restrict o = dx + at;
             if (z)
-                for (idx j = 0; j < len; j++) o[j] = ((a[j] - m[j]) * k1[j] + b[j] + k0[j]) * f[j] + e[j];
+                for (idx j = 0; j < len; j++)
+                    o[j] = put(((get(a[j]) - m[j]) * k1[j] + get(b[j]) + k0[j]) * f[j] + get(e[j]));
             else
-                for (idx j = 0; j < len; j++) o[j] = ((a[j] - m[j]) * k1[j] + b[j] + k0[j]) * f[j];
+                for (idx j = 0; j < len; j++) o[j] = put(((get(a[j]) - m[j]) * k1[j] + get(b[j]) + k0[j]) * f[j]);
         }
     }
     free(v);
     return 0;
 }
+
+#ifndef BFLOAT16 /* which statistics never are */
 
 /* Mean less shift, and biased variance, from what lbpar_norm_sums gives. */
 static inline double offset(const double *sums, idx c, double count, double *var) {
@@ -252,8 +281,10 @@ int lbpar_norm_running(const double *sums, double *mean, double *var, idx c, dou
     return 0;
 }
 
+#endif
+
 /* out (c) = sum over rows, in double. */
-int lbpar_sum_rows(const float *x, float *out, idx n, idx c, int threads) {
+int PASS(sum_rows)(const real *x, float *out, idx n, idx c, int threads) {
     const idx w = wide(n, c), total = n * c, end = (total + w - 1) / w;
     double *part = calloc((size_t)(w * threads), sizeof(double)), *all = calloc((size_t)c, sizeof(double));
     if (!part || !all) return free(part), free(all), 1;
@@ -261,9 +292,9 @@ int lbpar_sum_rows(const float *x, float *out, idx n, idx c, int threads) {
     for (int t = 0; t < threads; t++) {
         double *restrict s = part + w * t;
         for (idx r = share(end, t, threads), last = share(end, t + 1, threads); r < last; r++) {
-            const float *restrict a = x + r * w;
+            const real *restrict a = x + r * w;
             const idx len = smaller(w, total - r * w);
-            for (idx j = 0; j < len; j++) s[j] += a[j];
+            for (idx j = 0; j < len; j++) s[j] += get(a[j]);
         }
     }
     for (idx i = 0; i < w * threads; i += c)
@@ -274,24 +305,54 @@ int lbpar_sum_rows(const float *x, float *out, idx n, idx c, int threads) {
 }
 
 /* y = max(x, 0) that keeps NaN; y may be x. */
-int lbpar_relu(const float *x, float *y, idx n, int threads) {
+int PASS(relu)(const real *x, real *y, idx n, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (idx i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i];
+    for (idx i = 0; i < n; i++) y[i] = get(x[i]) < 0 ? 0 : x[i];
     return 0;
 }
 
 /* dx = dy where y > 0, else 0 (also where dy is not finite). */
-int lbpar_relu_backward(const float *y, const float *dy, float *dx, idx n, int threads) {
+int PASS(relu_backward)(const real *y, const real *dy, real *dx, idx n, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (idx i = 0; i < n; i++) dx[i] = y[i] > 0 ? dy[i] : 0;
+    for (idx i = 0; i < n; i++) dx[i] = get(y[i]) > 0 ? dy[i] : 0;
     return 0;
 }
 
+/* y = a + b; y may be either. */
+int PASS(add)(const real *a, const real *b, real *y, idx n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (idx i = 0; i < n; i++) y[i] = put(get(a[i]) + get(b[i]));
+    return 0;
+}
+
+/* n rows of c columns; a call of memcpy for each would take longer than a few columns do. */
+static void copy_rows(const real *restrict from, real *restrict to, idx from_stride, idx to_stride, idx n, idx c) {
+#define ROWS(c)                                                                                                        \
+    for (idx i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, (size_t)(c) * sizeof(real));        \
+    break
+    switch (c) {
+    case 1: ROWS(1);
+    case 2: ROWS(2);
+    case 3: ROWS(3);
+    case 4: ROWS(4);
+    case 6: ROWS(6);
+    case 8: ROWS(8);
+    case 12: ROWS(12);
+    case 16: ROWS(16);
+    case 24: ROWS(24);
+    case 32: ROWS(32);
+    default: ROWS(c);
+    }
+#undef ROWS
+}
+
 /* n rows of c columns, from one row length and first column to others. */
-int lbpar_copy(const float *from, float *to, idx first, idx from_stride, idx at, idx to_stride, idx n, idx c,
+int PASS(copy)(const real *from, real *to, idx first, idx from_stride, idx at, idx to_stride, idx n, idx c,
                int threads) {
+    const idx many = 1024;
     from += first, to += at;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (idx i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, (size_t)c * sizeof(float));
+    for (idx i = 0; i < n; i += many)
+        copy_rows(from + i * from_stride, to + i * to_stride, from_stride, to_stride, n - i < many ? n - i : many, c);
     return 0;
 }

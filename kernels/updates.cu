@@ -182,7 +182,8 @@ lars(const Block* table, i64 count, const double* bad, const double* squares, do
     if (skipped(bad)) return;
     const i64 which = block_of_chunk(table, count);
     const Block& b = table[which];
-    const double weight = sqrt(squares[2 * which]), below = sqrt(squares[2 * which + 1]) + b.decay * weight + eps;
+    const double weight = sqrt(squares[2 * which]);
+    const double below = rounded_sum(rounded_sum(sqrt(squares[2 * which + 1]), rounded_product(b.decay, weight)), eps);
     double step = b.rate;
     if (b.adapted && weight > 0 && below > 0) step *= trust * weight / below;
     const P move = static_cast<P>(momentum), decay = static_cast<P>(b.decay), rate = static_cast<P>(step);

@@ -26,8 +26,6 @@ from lbpar.config.paths import as_path
 from lbpar.config.run_file import RunConfig
 from lbpar.config.run_file import load_run_file as load_run
 from lbpar.data.dataset import Dataset
-from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.graph.graph import Graph
 from lbpar.plan.resolve import resolve_plan, save_plan
 from lbpar.program.lowering import lower
@@ -37,7 +35,7 @@ from lbpar.study.slice_figure import draw_slices
 from lbpar.study.slices import slices
 from lbpar.train import job
 from lbpar.train.directory import Resume, run_config
-from lbpar.train.evaluator import Evaluator
+from lbpar.train.evaluator import Evaluator, Given
 from lbpar.train.setup import build_graph, build_plan, join
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
@@ -143,13 +141,11 @@ class Trained(Generic[E]):
         """``test_loss``, ``test_accuracy``, ... on a dataset (default: the run file's test split). Collective."""
         return self.trainer.evaluate(dataset)
 
-    def predict(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool = False) -> Array:
+    def predict(self, x: Given, normalised: bool = False) -> Array:
         """The network's output, whole on all ranks; see `lbpar.train.evaluator.Evaluator.predict`. Collective."""
         return self.trainer.predict(x, normalised)
 
-    def predict_to(
-        self, path: str | Path, x: Array | Hdf5Dataset | VolumeDataset, labels: bool = False, overwrite: bool = False
-    ) -> None:
+    def predict_to(self, path: str | Path, x: Given, labels: bool = False, overwrite: bool = False) -> None:
         """The network's output in a file, written part by part; see `lbpar.train.evaluator.Evaluator.predict_to`. Collective."""
         self.trainer.predict_to(path, x, labels, overwrite)
 
@@ -251,7 +247,7 @@ def evaluate(
     config : RunConfig
         The run's, with ``data.test``; the network must be that of the checkpoint.
     checkpoints : str or Path, optional
-        Directory of the checkpoints; default ``checkpoints`` in ``run.out``.
+        The run directory, or that of its checkpoints; default ``run.out``.
     graph, plan, transport
         As in `train`.
     checkpoint : {"last", "best"} or int
@@ -319,5 +315,5 @@ def _restored(
     checkpoints: str | Path | None = None,
 ) -> Trained[Evaluator]:
     graph, plan, transport = join(config, graph, plan, transport, own, checkpoint=checkpoint)
-    folder = as_path(checkpoints) if checkpoints is not None else Path(config.run.out) / "checkpoints"
+    folder = as_path(config.run.out if checkpoints is None else checkpoints)
     return Trained(Evaluator.restored(config, graph, plan, transport, folder, checkpoint), _close=own)

@@ -53,10 +53,10 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--samples: got {args.samples!r}, expected numbers of test samples, as 0,3,5.")
     with _restored(args) as network:
         found = {"step": network.trainer.step, **network.evaluate()}
+        if args.picture:  # before what is printed: who reads that may stop reading
+            network.picture(args.picture, [int(i) for i in args.samples.split(",")] if args.samples else None)
         if network.trainer.transport.rank == 0:
             _say(found, args.json)
-        if args.picture:
-            network.picture(args.picture, [int(i) for i in args.samples.split(",")] if args.samples else None)
     return 0
 
 
@@ -90,7 +90,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
         required=True,
         type=path_option,
         metavar="FILE",
-        help="HDF5 (or FILE:/GROUP; samples in data.x), .npy as the training data are stored, NIfTI, or a folder of volumes",
+        help="HDF5 (or FILE:/GROUP; samples in data.x), .npy as the training data are stored, NIfTI, raw, or a folder of volumes",
     )
     p.add_argument("--labels", action="store_true", help="the best class: HDF5 dataset labels, else in place of scores")
     kinds = ("", ".h5", ".hdf5", ".npy", ".nii", ".nii.gz")
@@ -103,10 +103,23 @@ def predict(argv: Sequence[str] | None = None) -> int:
             given = _samples(args.input, trainer)
         network.predict_to(out, given, args.labels, args.overwrite)
         if trainer.transport.rank == 0:
-            sample = given.shape[1:] if isinstance(given, np.ndarray) else given.sample_shape
-            shape = " x ".join(map(str, (len(given), *trainer.output_shape(sample))))
-            print(f"{out}: {shape}, {np.dtype(trainer.engine.dtype)}, of step {trainer.step}", flush=True)
+            held = _described(out, given, trainer, args.labels)
+            print(f"{out}: {held}, of step {trainer.step}", flush=True)
     return 0
+
+
+def _described(out: Path, given: Any, trainer: Evaluator, labels: bool) -> str:
+    """What a file of predictions holds, in words."""
+    from lbpar.data.named import NamedDataset
+    from lbpar.data.prediction_file import described
+
+    graph, dtype = trainer.graph, np.dtype(trainer.engine.dtype)
+    first = NamedDataset(given, {}).main if isinstance(given, Mapping) else given
+    sample = first.shape[1:] if isinstance(first, np.ndarray) else first.sample_shape
+    if graph.others:
+        sizes = {n: " x ".join(map(str, (len(first), *trainer.output_shape(sample, n)))) for n in graph.outputs}
+        return f"{', '.join(f'{n} {size}' for n, size in sizes.items())}, {dtype}"
+    return described(out, first, (len(first), *trainer.output_shape(sample)), dtype, labels)
 
 
 def export(argv: Sequence[str] | None = None) -> int:
@@ -140,21 +153,33 @@ def _with_out(p: Parser, argv: Sequence[str] | None, shown: str, kinds: tuple[st
 
 
 def _samples(path: str, trainer: Evaluator) -> Any:
-    if Path(path).is_dir() or path.lower().endswith((".nii", ".nii.gz")):
+    names = [n.name for n in trainer.graph.samples]
+    if names != ["input"]:
+        from lbpar.data.hdf5 import Hdf5Dataset
+        from lbpar.data.open import part_names
+
+        if not path.partition(":/")[0].endswith((".h5", ".hdf5")):
+            raise DataError(f"--input: got {path}, expected an HDF5 file with the network's inputs {', '.join(names)}.")
+        inside = part_names(trainer.config.data.x, "x", names)
+        return {n: Hdf5Dataset(path, "test", x=inside[n], y=None, dtype=trainer.engine.dtype) for n in names}
+    if Path(path).is_dir() or path.lower().endswith((".nii", ".nii.gz", ".raw")):
         from lbpar.data.volume_dataset import VolumeDataset
 
-        shape = trainer.worker.graph.shapes(1)["input"][1:-1]
+        shape = trainer.graph.shapes(1)["input"][1:-1]
         if len(shape) != 3:
             raise DataError(f"--input: {path} holds volumes, but the network takes samples of {len(shape)} dimensions.")
-        return VolumeDataset(path, shape, trainer.engine.dtype, larger=trainer.config.data.patches is not None)
+        data = trainer.config.data
+        return VolumeDataset(path, shape, trainer.engine.dtype, larger=data.patches is not None, cache=data.cache)
     if not path.endswith(".npy"):
         from lbpar.data.hdf5 import Hdf5Dataset
 
-        return Hdf5Dataset(path, "test", x=trainer.config.data.x, y=None, dtype=trainer.engine.dtype)
+        return Hdf5Dataset(path, "test", x=str(trainer.config.data.x), y=None, dtype=trainer.engine.dtype)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
         raise DataError(f"--input: {path} cannot be read: {error}.") from None
+    except (ValueError, EOFError):
+        raise DataError(f"--input: {path} is no whole array of numbers, as numpy.save writes them.") from None
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -23,8 +23,8 @@ from lbpar.study.predict import predict
 from lbpar.text import human_bytes, human_seconds
 from lbpar.train.setup import build_dataset, build_graph
 
-#: Template by launcher.
-TEMPLATES = {"srun": "cpu.sbatch", "mpirun": "mpirun.sbatch"}
+#: Template by launcher, and that of GPUs.
+TEMPLATES, GPUS = {"srun": "cpu.sbatch", "mpirun": "mpirun.sbatch"}, "gpu.sbatch"
 #: Seconds between Slurm's signal and the time limit, if steps and checkpoints are not long.
 NOTICE = 120.0
 #: Bytes of a checkpoint written in a second by a slow file system, checksums included.
@@ -165,7 +165,8 @@ def parser() -> argparse.ArgumentParser:
     add_run_file(p)
     p.add_argument("--nodes", type=int, required=True)
     p.add_argument("--ntasks-per-node", type=int, required=True, help="ranks of a node")
-    p.add_argument("--cpus-per-task", type=int, required=True, help="cores of a rank")
+    p.add_argument("--cpus-per-task", type=int, help="cores of a rank (default: those of the template)")
+    p.add_argument("--gpus-per-node", type=int, help="one for each rank of a node")
     p.add_argument("--time", required=True, help="limit of the job, as in 2:00:00")
     p.add_argument("--launcher", choices=TEMPLATES, default="srun", help="what starts the ranks (default: %(default)s)")
     p.add_argument(
@@ -175,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
         "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="further options, as in partition=gpu"
     )
     p.add_argument("--machine", type=path_option, help="to predict with; default: the run file's")
-    p.add_argument("--out", type=path_option, required=True, metavar="FILE", help="the script")
+    p.add_argument("--out", type=path_option, metavar="FILE", help="the script (default: the run file's name.sbatch)")
     return top
 
 
@@ -190,17 +191,21 @@ def write(args: argparse.Namespace) -> None:
     config = given_run(args)
     if args.machine is not None:
         config = config.model_copy(update={"machine": args.machine})
-    for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
-        if getattr(args, name) < 1:
+    for name in ("nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected at least 1.")
+    if args.gpus_per_node not in (None, args.ntasks_per_node):
+        raise ConfigError(
+            f"--gpus-per-node: got {args.gpus_per_node} with {args.ntasks_per_node} ranks a node, expected a GPU for each rank; make them equal."
+        )
+    if args.gpus_per_node is not None and args.launcher != "srun":
+        raise ConfigError("--launcher: mpirun has no template for GPUs; leave it out, or --gpus-per-node.")
     limit, procs = seconds_of(args.time), args.nodes * args.ntasks_per_node
     if config.parallel.procs not in (None, procs):
         raise ConfigError(f"parallel.procs: the run file asks for {config.parallel.procs}, but this job has {procs}.")
-    options = {
-        "nodes": str(args.nodes),
-        "ntasks-per-node": str(args.ntasks_per_node),
-        "cpus-per-task": str(args.cpus_per_task),
-    }
+    names = "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node"
+    values = (getattr(args, name.replace("-", "_")) for name in names)
+    options = {name: str(value) for name, value in zip(names, values, strict=True) if value is not None}
     options |= {"time": args.time, "job-name": as_path(args.config).stem}
     for given in args.sbatch:
         name, equals, value = given.partition("=")
@@ -214,10 +219,15 @@ def write(args: argparse.Namespace) -> None:
         lines, update = expected(config, procs, args.nodes, limit)
     options.setdefault("signal", f"B:USR1@{notice(config, limit, update)}")
     passed = [w for change in args.set for w in ("--set", change)] + ["--allow-code"] * args.allow_code
-    text = script(template(TEMPLATES[args.launcher]), as_path(args.config), options, passed)
+    base = template(TEMPLATES[args.launcher] if args.gpus_per_node is None else GPUS)
+    if args.cpus_per_task is None:
+        cores = re.search(r"^#SBATCH --cpus-per-task=(\d+)", base, re.MULTILINE)
+        assert cores is not None
+        lines.append(f"{cores[1]} cores a rank, as the template has it: --cpus-per-task changes that")
+    text = script(base, as_path(args.config), options, passed)
     if args.launcher == "srun":
         text = text.replace("${LBPAR_SRUN_MPI:-pmix}", f"${{LBPAR_SRUN_MPI:-{args.mpi}}}")
-    out = as_path(args.out)
+    out = as_path(args.out or f"{as_path(args.config).stem}.sbatch")
     if out.exists() and not out.read_text(encoding="utf-8", errors="replace").startswith("#!"):
         raise ConfigError(f"--out: {out} is there and is no script; it is left as it is. Choose another name.")
     write_text(out, text)

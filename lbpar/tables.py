@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from lbpar.terminal import columns as terminal_columns
 from lbpar.terminal import is_terminal, screen
 
-QUANTITY = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?%| [kMG]?B| [mµ]?s)?")
+QUANTITY = re.compile(r"[-+~]?[\d,.]+(e[-+]?\d+)?( ?%| [kMG]?B| [mµ]?s)?")
 """A number in a text, alone or with a unit as in `lbpar.text`."""
 
 

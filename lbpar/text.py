@@ -61,6 +61,11 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def count(n: int, noun: str) -> str:
+    """``1 stage``, ``2 micro-batches``, ``1,024 processes``."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith(("s", "ch")) else "s")
+
+
 def human_seconds(s: float) -> str:
     """``1.23 ms``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -76,3 +81,9 @@ def human_bytes(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB" if abs(n) < 1000 else f"{n:,.0f} GB"
+
+
+def plan_count(plans: object) -> int | str:
+    """Number of plans in a space; as text where JSON readers would round it."""
+    assert isinstance(plans, int)
+    return plans if plans < 2**53 else f"10^{len(str(plans)) - 1}"

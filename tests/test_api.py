@@ -118,6 +118,8 @@ def test_written_run_is_evaluated_and_resumed(tmp_path: Path, capsys: pytest.Cap
     with api.train(run, write=True) as trained:
         last = trained.records[-1]
     assert api.evaluate(run) == {k: v for k, v in last.items() if k.startswith("test_")}
+    for folder in ("run", "run/checkpoints"):
+        assert api.evaluate(run, tmp_path / folder) == api.evaluate(run)
     with pytest.raises(CheckpointError, match="holds an earlier run"):
         api.train(run, write=True)
     longer = run.model_copy(update={"train": run.train.model_copy(update={"epochs": 3})})

@@ -42,7 +42,7 @@ ALLOWED = {"transport": {"lbpar.engine.device"}}
 MOST_LINES = 4500
 """Of a room; one that has grown beyond is two."""
 FEWER = {"train": 2500}
-APART = ["data/made", "engine/cupy", "engine/host"]
+APART = ["data/augment", "data/formats", "data/made", "data/patches", "engine/cupy", "engine/host", "engine/onednn"]
 """Rooms inside a room, which are counted by themselves."""
 
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lbpar import api
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.writer import Split, write
 from lbpar.errors import CheckpointError, ConfigError, DataError
 from lbpar.inference import evaluate, export, predict
@@ -89,6 +90,55 @@ def test_predict(trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert predict([*args, "--overwrite", "--checkpoint", "best"]) == 0
 
 
+@pytest.mark.parametrize("form", ["h5", "npy"])
+def test_predicted_classes_of_whole_samples(trained: Any, tmp_path: Path, form: str) -> None:
+    run, x, y, _ = trained
+    np.save(tmp_path / "in.npy", x)
+    out = tmp_path / f"out.{form}"
+    assert predict(["--run", str(run), "--input", str(tmp_path / "in.npy"), "--out", str(out), "--labels"]) == 0
+    if form == "h5":
+        with h5py.File(out) as file:
+            np.testing.assert_array_equal(file["labels"][...], file["y"][...].argmax(-1))
+            got = file["labels"][...]
+    else:
+        got = np.load(out)
+    assert got.dtype == np.uint8
+    np.testing.assert_array_equal(got, y)
+
+
+@pytest.mark.parametrize("stored", [np.uint8, np.int16, np.float32])
+def test_numbers_without_a_scale_are_not_taken_for_those_of_another_scale(
+    trained: Any, tmp_path: Path, stored: type
+) -> None:
+    run, x, y, _ = trained
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"], file["y"] = x.astype(stored), y
+    for call in (
+        lambda: predict(["--run", str(run), "--input", str(tmp_path / "in.h5"), "--out", str(tmp_path / "out.npy")]),
+        lambda: evaluate(["--run", str(run), "--set", f"data.test={tmp_path}/in.h5"]),
+    ):
+        with pytest.raises(DataError, match=r"in\.h5.*without a scale of its own.*training data are scaled by 0\.5"):
+            call()
+    with h5py.File(tmp_path / "in.h5", "r+") as file:
+        file["x"].attrs["scale"] = 0.5
+    assert evaluate(["--run", str(run), "--set", f"data.test={tmp_path}/in.h5"]) == 0
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_scores_that_are_not_finite_are_refused(trained: Any, tmp_path: Path) -> None:
+    run, x, _, _ = trained
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"], file["x"].attrs["scale"] = x.astype(np.float64), 1.0
+        file["x"][5] = 1e308
+    with pytest.raises(DataError, match="sample 5 is not finite"), np.errstate(all="ignore"):
+        predict(["--run", str(run), "--input", str(tmp_path / "in.h5"), "--out", str(tmp_path / "out.npy")])
+    assert not (tmp_path / "out.npy").exists()
+    data = Hdf5Dataset(tmp_path / "in.h5", "", y=None, dtype=np.float64)
+    failing = pytest.raises(DataError, match="sample 5 is not finite")
+    with api.restore(run) as network, failing, np.errstate(all="ignore"):
+        network.predict(data)
+
+
 @pytest.mark.parametrize("form", ["safetensors", "npz"])
 def test_export(trained: Any, tmp_path: Path, form: str) -> None:
     run, out = trained[0], tmp_path / "below" / f"weights.{form}"
@@ -137,3 +187,17 @@ def test_no_run(tmp_path: Path) -> None:
         evaluate(["--run", str(tmp_path)])
     with pytest.raises(ConfigError, match="expected a name that ends in .safetensors, .npz"):
         export(["--run", str(tmp_path), "--out", "weights.pt"])
+
+
+def test_arrays_that_cannot_be_predicted_are_named(trained: Any, tmp_path: Path) -> None:
+    run, x, _, _ = trained
+    path, args = tmp_path / "x.npy", ["--run", str(run), "--out", str(tmp_path / "o.npy"), "--input"]
+    for save, said in (
+        (lambda: np.save(path, x[0]), r"x\.npy has samples of shape \(6, 2\).*x\[None\]"),
+        (lambda: np.save(path, np.array([{}, {}], object)), r"x\.npy is no whole array of numbers"),
+        (lambda: path.write_text("1, 2, 3"), r"x\.npy is no whole array of numbers"),
+        (lambda: path.write_bytes(b""), r"x\.npy is no whole array of numbers"),
+    ):
+        save()
+        with pytest.raises(DataError, match=said):
+            predict([*args, str(path)])

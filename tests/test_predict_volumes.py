@@ -80,9 +80,13 @@ def check(file: Path, source: Path, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_folder_to_folder(trained: Path, scores: np.ndarray, tmp_path: Path, labels: bool) -> None:
+def test_folder_to_folder(
+    trained: Path, scores: np.ndarray, tmp_path: Path, labels: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     args = ["--run", str(trained / "run"), "--input", str(trained / "d/images"), "--out", str(tmp_path / "out")]
     assert predict([*args, *(["--labels"] if labels else [])]) == 0
+    kind = "7 x 5 x 6, uint8" if labels else "7 x 5 x 6 x 3, float64"
+    assert f"3 volumes like {kind}, of step 2\n" in capsys.readouterr().out
     for name, expected in zip("abc", scores, strict=True):
         file = tmp_path / f"out/{name}.nii.gz"
         check(file, trained / f"d/images/{name}.nii.gz", expected.argmax(-1) if labels else expected)
@@ -93,11 +97,26 @@ def test_folder_to_folder(trained: Path, scores: np.ndarray, tmp_path: Path, lab
 
 
 @pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
-def test_one_file_to_one_file(trained: Path, scores: np.ndarray, tmp_path: Path, suffix: str) -> None:
+def test_one_file_to_one_file(
+    trained: Path, scores: np.ndarray, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = trained / "d/images/c.nii.gz", tmp_path / f"p.{suffix}"
     assert predict(["--run", str(trained / "run"), "--input", str(source), "--out", str(out)]) == 0
+    assert (
+        capsys.readouterr().out == f"{out}: 7 x 4 x 6 x 3, float64, of step 2\n"
+    )  # the size of the file, not of what it was padded to
     check(out, source, scores[2])
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_raw_numbers_are_predicted_as_their_name_says(trained: Path, scores: np.ndarray, tmp_path: Path) -> None:
+    values = nib.as_closest_canonical(nib.load(trained / "d/images/a.nii.gz")).get_fdata().astype("<i2")
+    source, out = tmp_path / "in/a_6x5x7_int16.raw", tmp_path / "p.npy"
+    source.parent.mkdir()
+    source.write_bytes(values.tobytes())
+    for given in (source, source.parent):
+        assert predict(["--run", str(trained / "run"), "--input", str(given), "--out", str(out), "--overwrite"]) == 0
+        np.testing.assert_allclose(np.load(out)[0], scores[0], rtol=1e-9, atol=1e-12)
 
 
 def test_hdf5_to_each_form(trained: Path, scores: np.ndarray, tmp_path: Path) -> None:
@@ -169,8 +188,8 @@ def test_a_failure_is_one_of_all_ranks_and_leaves_nothing(
     ("shape", "dtype", "out", "message"),
     [
         ((8, 5, 6), "int16", "p.nii", "got 8 x 5 x 6 voxels, expected 7 x 5 x 6 or fewer, the network's input"),
-        (SHAPE, "uint8", "p.nii", "holds uint8, which is scaled by 0.0039"),
-        ((*SHAPE, 2), "int16", "p.nii", r"got samples of shape \(7, 5, 6, 2\), expected \(7, 5, 6, 1\)"),
+        (SHAPE, "uint8", "p.nii", "holds uint8 without a scale of its own, which counts as scaled by 0.0039"),
+        ((*SHAPE, 2), "int16", "p.nii", "has samples of 2 channels, expected 1, as the network was trained with"),
     ],
 )
 def test_what_does_not_fit_is_refused(

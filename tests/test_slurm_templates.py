@@ -17,7 +17,10 @@ TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 LAUNCHER = """#!/bin/bash
 if [ "$1" = --version ]; then echo "$FLAVOUR"; exit; fi
 printf "%s\\n" "$*" >>launched
-if [ -n "$STATUS" ]; then exit "$STATUS"; fi
+if [ -n "$STATUS" ]; then
+    if [ -n "$ASKED" ]; then trap '' USR1; kill -USR1 $PPID; sleep 1; fi
+    exit "$STATUS"
+fi
 until [ "$1" = python ]; do shift; done
 shift
 exec "$PYTHON" "$@"
@@ -89,15 +92,23 @@ def test_mpirun_of_mpich_gets_its_own_options(tmp_path: Path, submit: Submit) ->
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
 @pytest.mark.parametrize(
-    ("status", "state", "requeued"), [("75", "RUNNING", True), ("75", "CANCELLED", False), ("1", "RUNNING", False)]
+    ("status", "state", "asked", "requeued"),
+    [
+        ("75", "RUNNING", "", True),
+        ("75", "CANCELLED", "", False),
+        ("1", "RUNNING", "", False),
+        ("1", "RUNNING", "yes", False),
+        ("138", "RUNNING", "yes", True),  # ended by the signal before it could save
+        ("138", "RUNNING", "", False),
+    ],
 )
 def test_only_a_running_job_that_was_asked_to_end_is_requeued(
-    template: Path, status: str, state: str, requeued: bool, tmp_path: Path, submit: Submit
+    template: Path, status: str, state: str, asked: str, requeued: bool, tmp_path: Path, submit: Submit
 ) -> None:
     for name, text in (("squeue", f"echo {state}"), ("scontrol", f'echo "$*" >{tmp_path}/requeued')):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    assert submit(template, "net.yaml", STATUS=status, SLURM_JOB_ID="12").returncode == int(status)
+    assert submit(template, "net.yaml", STATUS=status, ASKED=asked, SLURM_JOB_ID="12").returncode == int(status)
     assert (tmp_path / "requeued").exists() == requeued
     assert not requeued or (tmp_path / "requeued").read_text() == "requeue 12\n"
 

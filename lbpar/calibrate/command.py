@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,12 @@ from lbpar.transport.together import check_alike, together
 
 if TYPE_CHECKING:
     from lbpar.config.machine_file import MachineFile
-    from lbpar.program.steps import Program
+    from lbpar.graph.graph import Graph
 
 SECONDS = 15.0
 """To spend on moves, about."""
+KERNELS = 30.0
+"""Seconds after which no kernel is run again, but for the first time."""
 
 
 def parser() -> Parser:
@@ -41,11 +42,19 @@ def parser() -> Parser:
     p.add_argument("--dtype", default="float32", help="type to measure (default: %(default)s)")
     p.add_argument("--threads", default="auto", help="threads per process (default: a share of the node's cores)")
     p.add_argument(
-        "--repeats", type=int, default=9, help="runs of every sample, of which the median counts (default: %(default)s)"
+        "--transport",
+        default="auto",
+        help="how arrays of GPUs travel, as in `engine:` of a run file (default: %(default)s)",
+    )
+    p.add_argument(
+        "--repeats",
+        type=int,
+        default=9,
+        help="runs of every sample, of which the median counts, unless they take half a minute (default: %(default)s)",
     )
     p.add_argument("--quick", action="store_true", help="the few samples that `machine: auto` takes")
     p.add_argument("--force", action="store_true", help="write the file also where its numbers cannot be trusted")
-    add_run_file(p.add_argument_group("a network whose own kernels are measured, too"), required=False)
+    add_run_file(p.add_argument_group("a network whose own kernels and whole steps are measured, too"), required=False)
     return p
 
 
@@ -59,38 +68,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lbpar.calibrate.samples import samples
     from lbpar.config.engine import EngineConfig
     from lbpar.config.machine_file import save_machine_file
+    from lbpar.config.output import check_output
     from lbpar.config.report import check
     from lbpar.engine.registry import build_engine
 
     if args.repeats < 1:
         raise ConfigError(f"--repeats: got {args.repeats}, expected a whole number of at least 1.")
     threads = int(args.threads) if re.fullmatch("[0-9]{1,9}", args.threads) else args.threads
-    given = {"name": args.engine, "dtype": args.dtype, "threads": threads}
-    engine = check(EngineConfig, given, "--engine, --dtype, --threads")
+    given = {"name": args.engine, "dtype": args.dtype, "threads": threads, "transport": args.transport}
+    engine = check(EngineConfig, given, "--engine, --dtype, --threads, --transport")
     kernels = build_engine(engine).name  # a missing engine is reported before anything is measured
     transport = connect()
     asked = {f"--{name}": value for name, value in vars(args).items() if name not in ("out", "name", "force")}
     check_alike(transport, asked | {"engine": kernels})
     out = Path(args.out)
     with together(transport):  # before anything is measured
-        if transport.rank == 0 and not out.parent.is_dir():
-            raise ConfigError(f"--out: {args.out} cannot be written: there is no folder {out.parent}.")
-    own = own_samples(args, transport.size)
+        if transport.rank == 0:
+            check_output(out, "--out")
+    network = given_network(args)
     hosts = transport.allgather_obj(platform.node())
     kept = Kept(
         out.with_suffix(".parts.json") if transport.rank == 0 else None, asked | {"engine": kernels, "hosts": hosts}
     )
     found = measure_machine(
-        engine, chain(samples(more=not args.quick), own), args.repeats, transport, 1.0 if args.quick else SECONDS, kept
+        engine,
+        samples(more=not args.quick),
+        args.repeats,
+        transport,
+        1.0 if args.quick else SECONDS,
+        kept,
+        KERNELS,
+        network=network,
     )
     file, doubts = found.file.model_copy(update={"name": args.name}), found.trust.doubts()
     with together(transport):
         if transport.rank == 0:
-            write_fit(found.moves, out)
-            if doubts and not args.force:
+            refused = bool(doubts) and not args.force
+            shown = write_fit(found.moves, out, refused)
+            if refused:
+                look = f" {shown} shows what was measured." if shown else ""
+                again = f", which measures only what is in doubt ({kept.path} holds the rest)" if kept.any else ""
                 raise CalibrationError(
-                    f"calibrate: {args.out} is not written, its numbers cannot be trusted: {'; '.join(doubts)}. Leave the machine alone and "
-                    "run it again, which measures only what is in doubt, or write it as it is with --force."
+                    f"calibrate: {args.out} is not written, its numbers cannot be trusted: {'; '.join(doubts)}.{look} Leave the machine alone "
+                    f"and run it again{again}, or write it as it is with --force."
                 )
             save_machine_file(file, args.out)
             kept.drop()
@@ -100,20 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def own_samples(args: argparse.Namespace, procs: int) -> Iterator[Program]:
-    """Programs of the network of the run file that is given, if one is."""
+def given_network(args: argparse.Namespace) -> tuple[Graph, int] | None:
+    """The network of the run file that is given, if one is, and its batch."""
     if args.config is None:
-        return iter(())
-    from lbpar.calibrate.samples import own_programs
+        return None
     from lbpar.config.arguments import given_run
-    from lbpar.graph.ops.losses import make_loss
-    from lbpar.models.load import load_graph
+    from lbpar.models.load import load_graph, with_losses
 
     config = given_run(args)
-    graph = load_graph(config.model, config.parallel.norm).with_loss(
-        make_loss(config.train.loss, config.train.label_smoothing)
-    )
-    return own_programs(graph, config.train.batch, procs)
+    return with_losses(load_graph(config.model, config.parallel.norm), config.train), config.train.batch
 
 
 def summary(machine: MachineFile, transport: Transport, path: str) -> str:
@@ -127,7 +142,7 @@ def summary(machine: MachineFile, transport: Transport, path: str) -> str:
     if transport.size > 1:
         lines += [
             f"  {level.name:16s} {link.kind} between {link.ways}: {1e6 * link.alpha:.1f} µs a message, {human_bytes(link.bandwidth)}/s, "
-            f"line off by {100 * link.residual:.0f} %, repetitions apart by {100 * link.spread:.0f} %"
+            f"line off by {100 * link.residual:.0f} %, medians sure to {100 * link.unsure:.0f} %{f'; IN DOUBT: {link.doubt}' if link.doubt else ''}"
             for level in machine.levels
             for link in level.moves
         ]

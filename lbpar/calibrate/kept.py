@@ -34,6 +34,11 @@ class Kept(Parts):
                 if found["asked"] == self._asked:
                     self._parts = found["parts"]
 
+    @property
+    def any(self) -> bool:
+        """Whether a part is kept."""
+        return bool(self._parts)
+
     def find(self, name: str) -> Any:
         part = self._parts.get(name)
         if part is None:

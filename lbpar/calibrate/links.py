@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from math import prod
+from itertools import combinations, zip_longest
+from math import inf, prod
+from random import Random
 from time import perf_counter
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbpar.calibrate.spread import spread
+from lbpar.calibrate.spread import spread, unsure
+from lbpar.calibrate.trust import MOVE_UNSURE, doubt
+from lbpar.calibrate.work import Work
 from lbpar.config.machine_file import LevelConfig, LinkConfig, MachineFile, MeasuredMove
 from lbpar.cost.machine import Machine
 from lbpar.cost.moves import busiest, move_price
@@ -28,10 +31,12 @@ from lbpar.transport.base import Transport
 ROWS = (1, 1 << 6, 1 << 9, 1 << 11, 1 << 13, 1 << 15)
 #: Rows of the largest array, which is only summed: gradients of a whole network are.
 MOST_ROWS = 1 << 17
-#: Rounds of all moves, at least, however long they take, and at most.
-LEAST_ROUNDS, MOST_ROUNDS = 5, 25
-#: Elements that the work between two moves goes through.
-WORK = 1 << 19
+#: Rounds of all moves, at least and at most; fewer than the least where these would take this many times as long as they may.
+LEAST_ROUNDS, MOST_ROUNDS, LATE = 5, 25, 2.0
+#: Rounds at once of the moves whose medians are not sure yet, and the rounds that a move has at most.
+MORE_ROUNDS, MOST_REPEATS = 5, 200
+#: Sizes of each link that the first rounds time in any case, and then moves between two looks at the clock.
+SIZES, LOOK = 2, 8
 #: What a bent line must be of a straight one's error to be taken.
 BETTER = 0.8
 #: Least alpha and seconds per byte: what lies below was not seen.
@@ -50,8 +55,10 @@ class Timed:
         Of its links.
     bytes : int
         Sent by the busiest rank.
-    seconds, spread : float
-        Median of the repetitions, and by what part of it half of them lie around it.
+    seconds, spread, unsure : float
+        Median of the repetitions, by what part of it half of them lie around it, and its standard error, as a part of it.
+    repeats : int
+        Repetitions.
     terms : tuple of float
         Coefficients of alpha and of 1/bandwidth in its price, and what is left of it without both.
     fitted : float
@@ -64,12 +71,14 @@ class Timed:
     bytes: int
     seconds: float
     spread: float
+    unsure: float
+    repeats: int
     terms: tuple[float, float, float]
     fitted: float = 0.0
 
 
 def measure_links(
-    engine: Engine, transport: Transport, hosts: Sequence[str], base: MachineFile, budget: float
+    engine: Engine, transport: Transport, hosts: Sequence[str], crowded: bool, base: MachineFile, budget: float
 ) -> tuple[tuple[LevelConfig, ...], list[Timed]]:
     """Links as measured between these ranks, and what they were fitted to. Collective over all ranks.
 
@@ -81,10 +90,14 @@ def measure_links(
         More than one rank.
     hosts : sequence of str
         Name of each rank's node.
+    crowded : bool
+        Ranks share cores.
     base : MachineFile
         Its speed of copies and its latency form are those that prices will be computed with.
     budget : float
-        Seconds to spend, about. All moves take turns, at least `LEAST_ROUNDS` times.
+        Seconds to spend, about. All moves take turns, `LEAST_ROUNDS` times if that does not take `LATE` times as long. As long again may
+        be spent on those whose medians are not sure yet. A first round that takes `LATE` times as long ends early: moves that it has not
+        come to are left out, and of the others little is sure.
     """
     grid = transport.grid
     size = node_size(hosts)
@@ -94,11 +107,13 @@ def measure_links(
     outside = tuple(a for a in grid.axes if a not in inside)
     groups = [(name, axes) for name, axes in (("node", inside), ("network", outside)) if grid.ways(axes) > 1]
     moves = [(name, move) for name, axes in groups for move in _moves(grid, axes)]
-    seconds = _seconds([move for _, move in moves], engine, transport, budget)
+    seconds = _seconds([move for _, move in moves], engine, transport, crowded, budget)
     timed = [
         Timed(name, _kind(m), grid.ways(m.axes), busiest(m).elements * 4, *times, _terms(m, base))
         for (name, m), times in zip(moves, seconds, strict=True)
+        if times is not None
     ]
+    groups = [(name, axes) for name, axes in groups if any(t.level == name for t in timed)]
     found = [_level(name, [t for t in timed if t.level == name], transport.size) for name, _ in groups]
     if outside and inside:
         found[0] = found[0][0].model_copy(update={"size": size}), found[0][1]
@@ -130,20 +145,20 @@ def _level(name: str, timed: Sequence[Timed], ranks: int) -> tuple[LevelConfig, 
             lines = [line.seconds(t) for t in of_link]
             fitted += [replace(t, fitted=s) for t, s in zip(of_link, lines, strict=True)]
             residual = np.mean([abs(s / t.seconds - 1) for t, s in zip(of_link, lines, strict=True)])
-            links.append(
-                LinkConfig(
-                    kind=kind,
-                    ways=ways,
-                    alpha=line.alpha,
-                    bandwidth=line.bandwidth,
-                    beyond=line.beyond,
-                    knee=line.knee if line.beyond else 0.0,
-                    residual=round(float(residual), 4),
-                    spread=round(float(np.mean([t.spread for t in of_link])), 4),
-                )
+            link = LinkConfig(
+                kind=kind,
+                ways=ways,
+                alpha=line.alpha,
+                bandwidth=line.bandwidth,
+                beyond=line.beyond,
+                knee=line.knee if line.beyond else 0.0,
+                residual=round(float(residual), 4),
+                spread=round(float(np.mean([t.spread for t in of_link])), 4),
+                unsure=round(float(np.mean([t.unsure for t in of_link])), 4),
             )
+            links.append(link.model_copy(update={"doubt": doubt(link, LEAST)}))
     source = (
-        f"measured between {ranks} ranks: every move in turn, with work in between; medians of what it took the rank that came last, "
+        f"measured between {ranks} ranks: every move in turn, with work in between; medians of the mean of ranks (of the last where they share cores), "
         f"{min(t.bytes for t in timed)} B to {max(t.bytes for t in timed)} B; the line of least absolute relative residuals"
     )
     return LevelConfig(
@@ -241,40 +256,74 @@ def _candidates(a: Floats, b: Floats, least: Floats) -> Floats:
 
 
 def _seconds(
-    moves: Sequence[Move], engine: Engine, transport: Transport, budget: float
-) -> Iterator[tuple[float, float]]:
-    """What each move takes, and the spread of that. Collective over all ranks.
+    moves: Sequence[Move], engine: Engine, transport: Transport, crowded: bool, budget: float
+) -> list[tuple[float, float, float, int] | None]:
+    """What each move takes, the spread of that, how unsure it is, and repetitions; None of a move that was never timed. Collective over all ranks.
 
-    Between two moves there is work, which makes the ranks arrive apart and finds other things in their caches, as in a program. Of each
-    repetition the time counts of the rank that took least: it came last, and waited for nobody.
+    Moves take turns in another order each time. Between two of them there is work, which makes the ranks arrive apart and leaves other
+    things in their caches, as in a program; and a small move of the same kind before, because a step has many of a kind. Of each repetition
+    the mean of the ranks counts, for a step too takes all the time that its ranks wait for each other; but where they share cores, which
+    prices of kernels count already, that of the rank that came last and waited for nobody.
     """
     transfers = Transfers(engine, transport)
     # Copies lie where the engine's own arrays lie, which may be other memory than the host's.
     arrays = [engine.copy(engine.from_host(np.zeros(m.src.local_shape(transport.rank), np.float32))) for m in moves]
-    block = engine.copy(engine.from_host(np.ones(WORK, np.float32)))
+    work, links = Work(engine), dict[tuple[str, Axes], list[int]]()
+    for i, m in enumerate(moves):
+        links.setdefault((m.kind, m.axes), []).append(i)
+    grid = transport.grid
+    # The least and a middle size of each link first: a round may have to end early.
+    mixed = [[of[0], *of[len(of) // 2 :], *of[1 : len(of) // 2]] for of in links.values()]
+    few_first = [i for turn in zip_longest(*mixed) for i in turn if i is not None]
 
-    def once(i: int) -> float:
-        engine.relu_forward(block)
-        engine.synchronize()
-        start = perf_counter()
+    def carry_out(i: int) -> None:
         transfers.start(moves[i], arrays[i], moves[i].kind == "allreduce", "measure")()  # gradients are summed in place
         engine.synchronize()
-        taken = perf_counter() - start
         transfers.forget()  # or its results would stay, and each time new memory be touched
-        return taken
 
-    def round_() -> list[float]:
-        return [once(i) for i in range(len(moves))]
+    def once(i: int) -> float:
+        carry_out(links[moves[i].kind, moves[i].axes][0])
+        work()
+        engine.synchronize()
+        start = perf_counter()
+        carry_out(i)
+        return perf_counter() - start
 
-    round_()  # makes communicators
-    began, taken = perf_counter(), [round_()]
-    more = transport.bcast(int(budget / (perf_counter() - began)))
-    taken += [round_() for _ in range(min(MOST_ROUNDS, max(LEAST_ROUNDS, more)) - 1)]
-    ranks = np.array(transport.allgather_obj(taken))  # by rank, round and move
-    grid = transport.grid
-    for i, move in enumerate(moves):
-        groups = sorted({grid.group(move.axes, rank) for rank in range(grid.size)})
-        # In a chain of neighbours no rank is the last of all.
-        of_group = np.median if move.kind == "halo" and len(groups[0]) > 2 else np.min
-        times = np.mean([of_group(ranks[list(group), :, i], axis=0) for group in groups], axis=0)
-        yield float(np.median(times)), spread(times)
+    order = Random(1)
+    groups = {m.axes: {grid.group(m.axes, rank) for rank in range(grid.size)} for m in moves}
+    found: list[list[float]] = [[] for _ in moves]  # of each move, by repetition
+
+    def rounds(n: int, chosen: Sequence[int], until: float = inf) -> float:
+        """Let some moves take turns; the seconds that all of it took by the clock of rank 0."""
+        mine, began = [], perf_counter()
+        for _ in range(n):
+            for turn, i in enumerate(chosen if until < inf else order.sample(chosen, len(chosen))):
+                look = until < inf and turn >= SIZES * len(links) and turn % LOOK == 0
+                if look and transport.bcast(perf_counter() - began) > until:
+                    break
+                mine.append((i, once(i)))
+        for ranks in zip(*transport.allgather_obj(mine), strict=True):
+            move, times = moves[ranks[0][0]], [seconds for _, seconds in ranks]
+            # In a chain of neighbours no rank is the last of all.
+            chain = move.kind == "halo" and grid.ways(move.axes) > 2
+            of_group = np.median if chain else np.min if crowded else np.mean
+            found[ranks[0][0]].append(float(np.mean([of_group([times[r] for r in of]) for of in groups[move.axes]])))
+        return transport.bcast(perf_counter() - began)
+
+    everything = range(len(moves))
+    # Makes communicators, and counts only where there is no time for another.
+    if rounds(1, few_first, LATE * budget) < LATE * budget:
+        first, found = found, [[] for _ in moves]
+        taken = rounds(1, few_first, LATE * budget)
+        may = budget / taken
+        least = min(LEAST_ROUNDS, int(LATE * may))
+        rounds(min(MOST_ROUNDS, max(least, int(may))) - 1, everything)
+        found = [times or one for times, one in zip(found, first, strict=True)]
+        left, each = budget, taken / len(moves)
+        while left > 0 and len(found[0]) > 2:
+            doubtful = [i for of in links.values() if np.mean([unsure(found[i]) for i in of]) > MOVE_UNSURE for i in of]
+            doubtful = [i for i in doubtful if len(found[i]) < MOST_REPEATS]
+            if not doubtful or MORE_ROUNDS * len(doubtful) * each > left:
+                break  # all ranks alike: they have the same times
+            left -= rounds(MORE_ROUNDS, doubtful)
+    return [(float(np.median(t)), spread(t), unsure(t), len(t)) if t else None for t in found]

@@ -8,14 +8,18 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from math import inf
+from time import perf_counter
 from typing import Any, get_args
 
 import numpy as np
 
 from lbpar.calibrate.kernel_speeds import measure_compute
 from lbpar.calibrate.links import Timed, measure_links
-from lbpar.calibrate.samples import samples
+from lbpar.calibrate.samples import own_programs, samples_by_turns
 from lbpar.calibrate.trust import Load, Trust, Watcher
+from lbpar.calibrate.whole_steps import WholeSteps, measure_steps, slower
 from lbpar.config.engine import EngineConfig
 from lbpar.config.machine_file import ComputeConfig, LevelConfig, MachineFile
 from lbpar.config.run_file import AUTO
@@ -23,6 +27,7 @@ from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import LbparError
+from lbpar.graph.graph import Graph
 from lbpar.program.steps import Program
 from lbpar.provenance import timestamp
 from lbpar.runtime.devices import over_devices
@@ -36,6 +41,8 @@ log = logging.getLogger(__name__)
 TYPES = get_args(EngineConfig.model_fields["dtype"].annotation)
 ROUNDS = 3
 """Runs of each program for `machine: auto`, at most."""
+LIMIT = 3.0
+"""Seconds for the kernels of `machine: auto`, about: on a machine that is busy, fewer programs and runs must do."""
 SECONDS = 1.0
 """To spend on its moves, about."""
 #: Seconds between two looks of a rank that waits for others to have measured; it must not take their cores.
@@ -66,12 +73,13 @@ def machine_of(which: str, engine: EngineConfig, transport: Transport | None = N
     if transport is None or transport.size == 1:
         found = _alone(engine)
     else:
-        found = measure_machine(engine, samples(), ROUNDS, transport)
+        found = measure_machine(engine, samples_by_turns(), ROUNDS, transport, limit=LIMIT, every=False)
         _measured[engine] = found.file
+    log.info("machine: auto: %s", found.file.notes["measured"]["took"])
     doubts = found.trust.doubts()
     if doubts and (transport is None or transport.rank == 0):
         log.warning(
-            "machine: auto was measured while the machine did other work, so that its plan may not be the best: %s",
+            "machine: auto: what was measured is in doubt, so that the plan may not be the best: %s",
             "; ".join(doubts),
         )
     return Machine(found.file)
@@ -125,8 +133,13 @@ def measure_machine(
     transport: Transport | None = None,
     seconds: float = SECONDS,
     parts: Parts | None = None,
+    limit: float = inf,
+    every: bool = True,
+    network: tuple[Graph, int] | None = None,
 ) -> Measured:
     """What ranks reach on the kernels of some programs, and, if there are several, on the links between them.
+
+    Programs that cannot be lowered are refused before anything is measured.
 
     Parameters
     ----------
@@ -137,10 +150,16 @@ def measure_machine(
     rounds : int
         Runs of each program, at most.
     seconds : float
-        To spend on moves, about.
+        To spend on moves, about, and as many on whole steps.
     parts : Parts, optional
         Where parts are kept.
+    limit, every
+        Seconds for kernels, and whether all programs run once whatever these are: see `measure_compute`.
+    network : Graph with losses and batch, optional
+        A network whose own kernels are measured as well, and whole steps of it: all is as slow as it is within these.
     """
+    own = [] if network is None else list(own_programs(*network, 1 if transport is None else transport.size))
+    began, programs = perf_counter(), chain(programs, own)
     threads = share() if engine.threads == AUTO else int(engine.threads)
     transport, parts = transport or SingleTransport(), parts or Parts()
     made = _alike(engine, threads) if transport.size == 1 else get_engine(engine.name, engine.dtype, threads)
@@ -153,35 +172,54 @@ def measure_machine(
     with transport.counter.paused():
         kernels = transport.bcast(parts.find("kernels"))
         if kernels is None:
-            kernels = _kernels(made, engine.dtype, transport, programs, rounds, before < cores)
-            parts.keep("kernels", kernels, Trust(kernels.loads, kernels.spread, {}))
-        file, moves = _file(kernels.compute, memory), []
+            kernels = _kernels(made, engine.dtype, transport, programs, rounds, before < cores, limit, every)
+            parts.keep("kernels", kernels, Trust(kernels.loads, kernels.spread))
+        after = perf_counter()
+        file, moves, whole = _file(kernels.compute, memory), [], WholeSteps()
+        moved = transport if transport.size == 1 else over_devices(transport, engine)
         if transport.size > 1:
             found = transport.bcast(parts.find("links"))
             if found is None:
-                moved = over_devices(transport, engine)
-                found = transport.bcast(measure_links(made, moved, hosts, file, seconds))
-                if moved is not transport:
-                    moved.disconnect()
-                parts.keep("links", found, Trust((), 0.0, _quality(found[0])))
+                found = transport.bcast(measure_links(made, moved, hosts, ranks > cores, file, seconds))
+                parts.keep("links", found, Trust((), 0.0, _in_doubt(found[0])))
             levels, moves = found
             file = file.model_copy(update={"levels": levels})
-    trust = Trust(kernels.loads, kernels.spread, _quality(file.levels) if moves else {})
-    facts = trust.facts() | {"date": timestamp(), "hosts": list(dict.fromkeys(hosts)), "ranks": transport.size}
-    file = file.model_copy(update={"cores": cores if ranks > cores else None, "notes": {"measured": facts}})
+        linked = perf_counter()
+        # Nodes differ, and all ranks must time the same plans.
+        file = transport.bcast(file.model_copy(update={"cores": cores if ranks > cores else None}))
+        if network is not None:
+            whole = measure_steps(made, moved, *network, Machine(file), engine.dtype, seconds)
+            file = slower(file, whole.factor)
+        if moved is not transport:
+            moved.disconnect()
+    trust = Trust(kernels.loads, kernels.spread, _in_doubt(file.levels) if moves else (), whole)
+    rates = f"{len(kernels.compute.table)} rates of kernels in {after - began:.1f} s"
+    links = f", {len(moves)} moves in {linked - after:.1f} s" if moves else ""
+    steps = f", steps of {whole.plans} plans in {perf_counter() - linked:.1f} s" if whole.plans else ""
+    facts = trust.facts() | {
+        "took": rates + links + steps,
+        "date": timestamp(),
+        "hosts": list(dict.fromkeys(hosts)),
+        "ranks": transport.size,
+    }
+    file = file.model_copy(update={"notes": {"measured": facts}})
     return Measured(transport.bcast(file), moves, trust)  # clocks of ranks differ
 
 
-def _quality(levels: Iterable[LevelConfig]) -> dict[str, tuple[float, float]]:
-    return {
-        f"{link.kind} between {link.ways} ({level.name})": (link.spread, link.residual)
-        for level in levels
-        for link in level.moves
-    }
+def _in_doubt(levels: Iterable[LevelConfig]) -> list[str]:
+    links = [(level.name, link) for level in levels for link in level.moves]
+    return [f"{link.kind} between {link.ways} ({name}): {link.doubt}" for name, link in links if link.doubt]
 
 
 def _kernels(
-    engine: Engine, dtype: str, transport: Transport, programs: Iterable[Program], rounds: int, mine: bool
+    engine: Engine,
+    dtype: str,
+    transport: Transport,
+    programs: Iterable[Program],
+    rounds: int,
+    mine: bool,
+    limit: float,
+    every: bool,
 ) -> Kernels:
     """Kernels as measured by as many ranks at once as training will find room for (``mine`` says whether this rank is one of them);
     those of rank 0 count."""
@@ -189,7 +227,7 @@ def _kernels(
     found = load = None
     if mine:
         watcher = Watcher()
-        found = measure_compute(engine, dtype, programs, rounds)
+        found = measure_compute(engine, dtype, programs, rounds, limit, every)
         load = watcher.load(engine.host)
     if transport.size > 1:  # a barrier would take the cores of those that measure
         done = transport.allreduce(np.zeros(1), transport.grid.axes)
@@ -211,7 +249,7 @@ def _alike(engine: EngineConfig, threads: int) -> Engine:
 
 @lru_cache(maxsize=4)
 def _alone(engine: EngineConfig) -> Measured:
-    return measure_machine(engine, samples(), ROUNDS)
+    return measure_machine(engine, samples_by_turns(), ROUNDS, limit=LIMIT, every=False)
 
 
 def _file(compute: ComputeConfig, memory: int) -> MachineFile:

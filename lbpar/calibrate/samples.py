@@ -10,7 +10,7 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Axes, Grid
 from lbpar.program.lowering import lower
-from lbpar.program.plan import OpGrid, Plan
+from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 
 #: (batch, spatial extents, channels, filters, kernel) of convolutions: few and many channels, large and small maps.
@@ -65,20 +65,29 @@ def samples(more: bool = False) -> Iterator[Program]:
     return (lower(graph, Plan(Grid(), {}), batch, input_grad=True) for graph, batch in networks(more))
 
 
+def samples_by_turns(turns: int = 8) -> Iterator[Program]:
+    """The few samples, in an order in which any first part has some of every kind: a measurement may have to end early."""
+    found = list(networks())
+    mixed = (network for i in range(turns) for network in found[i::turns])
+    return (lower(graph, Plan(Grid(), {}), batch, input_grad=True) for graph, batch in mixed)
+
+
 def own_programs(graph: Graph, batch: int, procs: int) -> Iterator[Program]:
-    """Steps of a network with a loss, on one process and split along each loop in turn over some or all of so many."""
+    """Steps of a network with a loss, on one process and split along each loop in turn over some or all of so many; and whole with every
+    kernel by itself, as they run where arrays move between them."""
     grid = Grid.of(procs)
-    ops = {n.name: n.op.loops(graph.input_shapes(n.name, batch)) for n in graph.ops}
-    yield lower(graph, Plan(grid, {}), batch)
+    for fused in (True, False):
+        yield lower(graph, Plan(grid, {}), batch, fused=fused)
     for axes in (grid.axes[: i + 1] for i in range(len(grid.axes))):
-        for loop in dict.fromkeys(loop for loops in ops.values() for loop in loops):
-            yield lower(
-                graph, Plan(grid, {name: _along(loop, axes) for name, loops in ops.items() if loop in loops}), batch
-            )
+        for plan in plans_along(graph, batch, procs, axes):
+            yield lower(graph, plan, batch)
 
 
-def _along(loop: str, axes: Axes) -> OpGrid:
-    return {loop: axes}
+def plans_along(graph: Graph, batch: int, procs: int, axes: Axes) -> Iterator[Plan]:
+    """Plans that split all layers along one loop over some axes, for each loop that a layer has."""
+    ops = {n.name: n.op.loops(graph.input_shapes(n.name, batch)) for n in graph.ops}
+    for loop in dict.fromkeys(loop for loops in ops.values() for loop in loops):
+        yield Plan(Grid.of(procs), {name: {loop: axes} for name, loops in ops.items() if loop in loops})
 
 
 def networks(more: bool = False) -> Iterator[tuple[Graph, int]]:

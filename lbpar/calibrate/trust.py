@@ -9,12 +9,37 @@ from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
 
+from lbpar.config.machine_file import LinkConfig
+
 #: Part of the time that something else may have the core of a rank that computes.
 TAKEN = 0.1
-#: Mean part by which half of the repetitions of a kernel or of a move may lie around their median.
-KERNEL_SPREAD, MOVE_SPREAD = 0.1, 0.3
+#: Mean part by which half of the repetitions of a kernel may lie around their median.
+KERNEL_SPREAD = 0.1
+#: Mean standard error of the medians of a move's times, as a part of them; a line goes through six sizes.
+MOVE_UNSURE = 0.15
 #: Mean part by which the times of a move may differ from a line through all sizes.
 RESIDUAL = 0.5
+#: The same for whole steps of plans.
+STEPS_OFF = 0.3
+
+
+@dataclass(frozen=True)
+class WholeSteps:
+    """Measured steps beside predicted ones.
+
+    Parameters
+    ----------
+    factor : float
+        Times as long: the median over plans.
+    plans : int
+        Timed; none where the device's memory holds no plan, or no network was asked for.
+    off : float
+        Mean part by which predictions with the factor differ from measured steps.
+    """
+
+    factor: float = 1.0
+    plans: int = 0
+    off: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +76,24 @@ class Watcher:
         return Load(average, max(0.0, 1 - cpu / wall) if wall and host else 0.0, lost)
 
 
+def doubt(link: LinkConfig, least: tuple[float, float]) -> str | None:
+    """Why a measured link cannot be trusted, if so; ``least`` is the alpha, and the seconds of a byte, that were not seen in its times."""
+    out = []
+    if link.unsure >= 1:
+        out.append("too slow to be timed three times")
+    elif link.unsure > MOVE_UNSURE:
+        out.append(
+            f"medians are sure to {100 * link.unsure:.0f} % only (at most {100 * MOVE_UNSURE:.0f} %; repetitions lie {100 * link.spread:.0f} % apart)"
+        )
+    if link.residual > RESIDUAL:
+        out.append(f"{100 * link.residual:.0f} % off any latency and bandwidth (at most {100 * RESIDUAL:.0f} %)")
+    if link.alpha <= least[0]:
+        out.append("messages seem to take no time to start")
+    if link.bandwidth >= 0.99 / least[1] and not link.beyond:
+        out.append("bytes seem to take no time")
+    return "; ".join(out) or None
+
+
 @dataclass(frozen=True)
 class Trust:
     """How far a measurement can be trusted.
@@ -61,13 +104,15 @@ class Trust:
         Of the ranks that measured kernels.
     kernels : float
         Mean spread of kernels.
-    moves : dict of str to (float, float)
-        Spread and residual of every move, by level, kind and processes.
+    moves : sequence of str
+        What is in doubt of links.
+    whole : WholeSteps
     """
 
     loads: Sequence[Load]
     kernels: float
-    moves: dict[str, tuple[float, float]]
+    moves: Sequence[str] = ()
+    whole: WholeSteps = WholeSteps()
 
     def doubts(self) -> list[str]:
         """Why it cannot be trusted; nothing if it can."""
@@ -82,13 +127,11 @@ class Trust:
             out.append(
                 f"repetitions of kernels lie {100 * self.kernels:.0f} % apart (at most {100 * KERNEL_SPREAD:.0f} %)"
             )
-        for name, (apart, off) in self.moves.items():
-            if apart > MOVE_SPREAD:
-                out.append(f"repetitions of {name} lie {100 * apart:.0f} % apart (at most {100 * MOVE_SPREAD:.0f} %)")
-            if off > RESIDUAL:
-                out.append(
-                    f"{name} is {100 * off:.0f} % off any latency and bandwidth (at most {100 * RESIDUAL:.0f} %)"
-                )
+        out.extend(self.moves)
+        if self.whole.off > STEPS_OFF:
+            out.append(
+                f"steps of {self.whole.plans} plans lie {100 * self.whole.off:.0f} % from what is predicted (at most {100 * STEPS_OFF:.0f} %)"
+            )
         return out
 
     def summary(self) -> list[str]:
@@ -99,9 +142,16 @@ class Trust:
         switches = sum(x.switches for x in self.loads)
         seen = f"load {average:.1f}, cores taken {100 * taken:.0f} % of the time, {switches} involuntary switches"
         lines = [f"  other work       {seen}; repetitions of kernels apart by {100 * self.kernels:.0f} %"]
+        if self.whole.plans:
+            lines.append(
+                f"  whole steps      {self.whole.factor:.2f} times as long as their kernels and moves by themselves, and so are all times of the "
+                f"file; then predictions are off by {100 * self.whole.off:.0f} % ({self.whole.plans} plans)"
+            )
         return lines + [f"  in doubt         {doubt}" for doubt in self.doubts()]
 
     def facts(self) -> dict[str, Any]:
         """All of it as plain data, for a machine file."""
         loads = [asdict(load) for load in self.loads]
-        return {"load": loads, "spread of kernels": round(self.kernels, 4), "doubts": self.doubts()}
+        out = {"load": loads, "spread of kernels": round(self.kernels, 4), "doubts": self.doubts()}
+        whole = {name: round(value, 4) for name, value in asdict(self.whole).items()}
+        return out | ({"whole steps": whole} if self.whole.plans else {})

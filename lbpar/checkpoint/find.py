@@ -8,13 +8,18 @@ from lbpar.checkpoint.files import check_checkpoint, checkpoint_path, latest, li
 from lbpar.errors import CheckpointError
 
 
+def newest(directory: Path) -> Path | None:
+    """The newest checkpoint of a folder of them, or of a run directory."""
+    return latest(directory) or latest(directory / "checkpoints")
+
+
 def find_checkpoint(directory: Path, which: str | int = "last") -> Path:
     """The checkpoint that is meant.
 
     Parameters
     ----------
     directory : Path
-        Holds the checkpoints of a run.
+        Holds the checkpoints of a run, or is the run's.
     which : {"last", "best"} or int
         The newest, the best by the watched metric, or that of a step.
 
@@ -23,9 +28,10 @@ def find_checkpoint(directory: Path, which: str | int = "last") -> Path:
     CheckpointError
         There is none, or not that one, or the newest, which says which is the best, is damaged.
     """
-    last = latest(directory)
+    last = newest(directory)
     if last is None:
         raise CheckpointError(f"{directory}: holds no checkpoint; train first, or name another directory.")
+    directory = last.parent
     if which == "last":
         return last
     if which == "best":

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, model_validator
 
+from lbpar.config.augment import Augment
 from lbpar.config.paths import expand
 from lbpar.config.section import (
     BelowOne,
@@ -14,24 +15,13 @@ from lbpar.config.section import (
     Custom,
     Flag,
     Kinds,
+    Names,
     Natural,
     Number,
     Section,
-    Text,
     UpToOne,
     check_text,
 )
-
-
-class Augment(Section):
-    """Random changes of training samples; they depend on the seed, epoch and sample only, not on the grid."""
-
-    flip: tuple[Literal["D", "H", "W"], ...] = Field(
-        default=(), description="Dimensions that are mirrored with probability ½."
-    )
-    crop_pad: Natural = Field(
-        default=0, description="Shift by up to so many pixels in each spatial dimension, zeros outside."
-    )
 
 
 class Normalise(Section):
@@ -113,8 +103,14 @@ class DataConfig(Section):
         default=None,
         description="HDF5 file (may be the same; group `/test`), `FILE:/GROUP`, `synthetic`, or `{files: ...}`.",
     )
-    x: Text = Field(default="x", description="Name of the dataset of samples inside the file.")
-    y: Text = Field(default="y", description="Name of the dataset of targets inside the file.")
+    x: Names = Field(
+        default="x",
+        description="Name of the dataset of samples inside the file. Of several inputs `{image: scans}`: those that are not called like the input.",
+    )
+    y: Names = Field(
+        default="y",
+        description="Name of the dataset of targets inside the file. Of several targets `{mask: labels}`: those that are not called like the target.",
+    )
     samples: Samples = Field(default=1024, description="Number of samples where `synthetic`.")
     shuffle: Flag = Field(default=True, description="A new order in every epoch.")
     drop_last: Flag = Field(
@@ -125,9 +121,15 @@ class DataConfig(Section):
         default=None,
         description="What is done to each sample by its own statistics, instead of the file's mean and std.",
     )
-    nan: Literal["refuse", "zero"] = Field(
+    nan: Literal["refuse", "zero", "skip"] = Field(
         default="refuse",
-        description="What happens to samples with values that are not finite: the run ends, or these become 0.",
+        description="What happens to samples with values that are not finite: the run ends (`refuse`), these values become 0 (`zero`, samples only), or such samples "
+        "are left out of training and evaluation (`skip`; so are those with such targets). Predictions are of every sample: with `skip` they refuse as with `refuse`.",
+    )
+    check_labels: Flag = Field(
+        default=True,
+        description="Read all targets once before training, each rank its own part, to refuse those that the loss cannot take; not labels whose range stands in "
+        "the file (`label_range`), if that fits. Without it, training begins at once. Such a target ends the run in any case when its batch is read.",
     )
     patches: Patches | None = Field(
         default=None, description="Cut patches out of samples that are larger than the network's input."

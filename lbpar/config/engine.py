@@ -53,12 +53,17 @@ class EngineConfig(Section):
     )
     autotune: Flag = Field(
         default=False,
-        description="Time cuDNN's plans, and lbpar's own kernels, when a convolution is first computed, and take the fastest; results may "
-        "then differ between runs in their last digits. Else cuDNN's heuristics choose. For cupy.",
+        description="Time cuDNN's plans, and lbpar's own kernels, in the first step, and take the fastest from then on, on all processes "
+        "the same; results may differ between runs in their last digits. Else cuDNN's heuristics choose. For cupy.",
     )
     workspace: Bytes = Field(
         default=WORKSPACE,
         description="Most memory that a convolution or product may take beside its operands. For cupy.",
+    )
+    graphs: Flag = Field(
+        default=False,
+        description="Record the third step as CUDA graphs, and launch these from then on: kernels of small layers wait less for the host. The "
+        "memory of recorded steps is not shared with others. For cupy on one process.",
     )
     transport: Literal["auto", "nccl", "mpi", "host"] = Field(
         default="auto",

@@ -56,6 +56,11 @@ class Layer(Section):
         description="Where its input comes from: `input` or a name; default: the layer before.",
     )
 
+    share: Text | None = Field(
+        default=None,
+        description="An earlier layer whose parameters it has, of the same names and shapes; gradients of both are added. Default: its own.",
+    )
+
     @property
     def kind(self) -> str:
         """The op, as written in the file."""

@@ -117,6 +117,8 @@ def register_options(kind: str, doc: str) -> None:
 METRICS = {
     "dice": "twice the overlap by the sum of both sizes, per class, and its mean over the classes but 0, the background",
     "iou": "overlap by union, likewise",
+    "dice_per_volume": "the Dice of each sample by itself, its mean over the samples that have one (the class is in the truth or in the prediction), per class, and the mean "
+    "of these over the classes but 0",
     "balanced_accuracy": "the mean over classes of the share of their positions that were found",
     "confusion": "how many positions of each class (rows) were taken for each class (columns)",
     "mae": "mean absolute error",
@@ -124,4 +126,4 @@ METRICS = {
 }
 """What evaluation can measure besides the loss and accuracies: names and meaning."""
 
-Metric = Literal["dice", "iou", "balanced_accuracy", "confusion", "mae", "rmse"]
+Metric = Literal["dice", "iou", "dice_per_volume", "balanced_accuracy", "confusion", "mae", "rmse"]

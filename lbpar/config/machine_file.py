@@ -52,6 +52,10 @@ class LinkConfig(Section):
     spread: Share = Field(
         default=0.0, description="Mean part by which half of the repetitions lie around their median."
     )
+    unsure: Share = Field(
+        default=0.0, description="Mean standard error of these medians, as a part of them; 1 where it is not known."
+    )
+    doubt: LongText | None = Field(default=None, description="Why it cannot be trusted, if so.")
 
     @property
     def large(self) -> tuple[float, float]:
@@ -105,7 +109,9 @@ class ComputeConfig(Section):
     half_k: Half = Field(default=0.0, description="The same for terms (channels times taps).")
     memory_bandwidth: PerSecond = Field(description="Bytes per second to and from the device's memory.")
     overhead: Seconds = Field(default=0.0, description="Seconds that starting a kernel costs.")
-    starts: dict[str, Seconds] = Field(default_factory=dict, description="The same for single kernels, by name.")
+    starts: dict[str, Seconds] = Field(
+        default_factory=dict, description="The same for single kernels, by name, and for a `slice`."
+    )
     table: tuple[RateConfig, ...] = Field(
         default=(),
         max_length=10_000,
@@ -113,11 +119,11 @@ class ComputeConfig(Section):
     )
     speeds: dict[str, PerSecond] = Field(
         default_factory=dict,
-        description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`, and `update`, the optimizer's step; others run at `memory_bandwidth`.",
+        description="Bytes per second that kernels without a matrix product reach, by name, such as `norm_apply`; `update`, the optimizer's step; `rows` and `columns`, copies of parts of an array, the latter of a part of each row. Others run at `memory_bandwidth`.",
     )
     half_arrays: Flag = Field(
-        default=False,
-        description="Activations of half types take two bytes, as on GPUs; else they are only multiplied in that type.",
+        default=True,
+        description="Activations of half types take two bytes; else they are only multiplied in that type.",
     )
     source: LongText = Field(description="Where the numbers come from.")
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, PrivateAttr, Tag, field_serializer, model_validator
 
 from lbpar.config.layers import AnyLayer
-from lbpar.config.section import OWN, Count, Custom, FilePath, Positive, Section, Shape, Text
+from lbpar.config.section import OWN, Count, Custom, FilePath, Inputs, Positive, Section, Shape, Text
 from lbpar.text import listed, nearest
 
 WAYS = ("name", "onnx", "python", "layers")
@@ -88,11 +88,18 @@ class OnnxModel(Section):
 class InlineModel(Section):
     """A network written layer by layer."""
 
-    input: Shape = Field(description="Shape of one sample, channels last.")
+    input: Inputs = Field(
+        description="Shape of one sample, channels last; or of several inputs, `{image: [D, H, W, C], facts: [C]}`, the main one first."
+    )
     layers: tuple[AnyLayer, ...] = Field(min_length=1, description="The layers, in order.")
     heads: dict[str, Positive] = Field(
         default={},
         description="Further outputs that are trained (deep supervision): names of layers, and their weights beside the last one's 1.",
+    )
+
+    outputs: tuple[Text, ...] = Field(
+        default=(),
+        description="Names of the layers that are outputs, where there are several, the main one first; `train.losses` has a loss for each.",
     )
 
     @model_validator(mode="after")
@@ -106,8 +113,9 @@ class InlineModel(Section):
         Unnamed layers are called ``<op><n>``, n counting the layers of that op from 1; ``input`` is the input.
         """
         counts: dict[str, int] = {}
-        known: dict[str, None] = {"input": None}  # in order, and fast to look into
-        last, out = "input", []
+        inputs = list(self.input) if isinstance(self.input, dict) else ["input"]
+        known: dict[str, None] = dict.fromkeys(inputs)  # in order, and fast to look into
+        last, out = inputs[0], []
         for i, layer in enumerate(self.layers):
             kind = layer.kind
             counts[kind] = counts.get(kind, 0) + 1
@@ -128,6 +136,9 @@ class InlineModel(Section):
             known[name] = None
             last = name
             out.append((name, sources, layer))
+        for output in self.outputs:
+            if output not in known:
+                raise ValueError(f"outputs: got '{output}', {nearest(output, known)}expected layers: {listed(known)}")
         return out
 
 

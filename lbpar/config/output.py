@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,26 @@ from lbpar.config.paths import as_path
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
 from lbpar.whole_file import beside
+
+
+def check_output(path: str | Path, option: str) -> None:
+    """Refuse a path that `write_output` will not be able to write, before what is to be written has been made.
+
+    Raises
+    ------
+    ConfigError
+        Names the option that gave it, and the reason.
+    """
+    target = as_path(path).resolve()
+    reason = None
+    if target.is_dir():
+        reason = "it is a folder"
+    elif not target.parent.is_dir():
+        reason = f"there is no folder {as_path(path).parent}"
+    elif not os.access(target if target.exists() else target.parent, os.W_OK):
+        reason = "permission denied"
+    if reason:
+        raise ConfigError(f"{option}: {path} cannot be written: {reason}.")
 
 
 def write_output(path: str | Path, text: str, what: str) -> None:
@@ -42,6 +63,22 @@ def write_output(path: str | Path, text: str, what: str) -> None:
         return
     with beside(target, lambda reason: ConfigError(f"{path}: cannot write {what}: {reason}.")) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def make_directory(path: Path, command: str) -> None:
+    """Make a directory, and those above it, for what a command with ``--out`` writes.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{command}: cannot make the directory {path}: {error.strerror}; give another --out"
+        ) from error
 
 
 def _fields(text: str, path: Path) -> set[str]:

@@ -11,9 +11,9 @@ from lbpar.config.paths import expand
 from lbpar.config.section import Bytes, Count, Custom, Natural, Section, is_int
 from lbpar.text import nearest
 
-STRATEGIES = ("auto", "data", "spatial", "filter", "channel", "stationary-w", "owt")
+STRATEGIES = ("auto", "data", "spatial", "slabs", "filter", "channel", "stationary-w", "owt")
 Loop = Literal["N", "C", "F", "D", "H", "W", "G"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "delayed"]
 
 
 def _strategy(value: Any) -> str:
@@ -35,8 +35,20 @@ def _ways(value: Any) -> int | tuple[int, ...]:
     raise ValueError("expected a number of ways of at least 1, or a list of different grid axes, as in [0, 2]")
 
 
+def _recompute(value: Any) -> str | int | tuple[str, ...]:
+    if value == "auto" or is_int(value, 1):
+        return value if isinstance(value, str) else int(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value) and len(set(value)) == len(value):
+        return tuple(value)
+    raise ValueError("expected auto, a number of segments of at least 1, or a list of different layers")
+
+
 Ways = Annotated[int | tuple[int, ...], Custom(_ways, "number of ways, or a list of grid axes")]
 Strategy = Annotated[str, Custom(_strategy, ", ".join(f"`{s}`" for s in STRATEGIES) + ", or the path of a plan file")]
+
+Recompute = Annotated[
+    str | int | tuple[str, ...], Custom(_recompute, "`auto`, number of segments, or a list of layers")
+]
 
 
 class ParallelConfig(Section):
@@ -44,7 +56,8 @@ class ParallelConfig(Section):
 
     strategy: Strategy = Field(default="auto", description="Chosen by cost, a named strategy, or a plan file.")
     memory: Bytes | None = Field(
-        default=None, description="What one process may use; plans that need more are left out."
+        default=None,
+        description="What one process may use. Plans that need more are left out, and a strategy that does is refused (see `recompute`).",
     )
     procs: Count | None = Field(default=None, description="Processes to plan for; default: as many as were started.")
     layers: dict[str, dict[Loop, Ways]] = Field(
@@ -57,11 +70,12 @@ class ParallelConfig(Section):
     schedule: Schedule = Field(
         default="1f1b",
         description="Order in which micro-batches go through the stages: `gpipe`, `1f1b`, `interleaved` (several stages at each place) or "
-        "`zero-bubble` (gradients of weights apart).",
+        "`zero-bubble` (gradients of weights apart). All of these train as without stages. **`delayed` does not**: stages never wait for "
+        "each other, and stage k of K (from 1 on) is updated with gradients that are K − k updates old.",
     )
     micro_batches: Count | None = Field(
         default=None,
-        description="Parts of each batch; their gradients are added. Default: 4 per stage, and 1 without stages. Batch norms take statistics "
+        description="Parts of each batch; their gradients are added. Default: 4 per stage, and 1 without stages or with `delayed`. Batch norms take statistics "
         "of a part, and losses that are ratios of sums (Dice, weighed classes, ignored labels) are those of parts.",
     )
     interleave: Count | None = Field(
@@ -70,6 +84,18 @@ class ParallelConfig(Section):
     )
     stage: dict[str, Natural] = Field(
         default={}, description="Stage of single layers, from 0 on; others are cut where the slowest stage is fastest."
+    )
+    recompute: Recompute | None = Field(
+        default=None,
+        description="Activations to drop after the forward pass and compute again in the backward pass. A list: the outputs of these layers "
+        "(`[]`: never any). A number: the layers are cut into so many segments with outputs of equal size; what a segment hands on is kept, "
+        "and so is all of the last segment. The square root of the number of layers is a good number. `auto`: as many as `memory` asks for, those first that "
+        "save most bytes per second. Default: `auto` where nothing fits in `memory` otherwise, else none. Results stay the same to the last bit.",
+    )
+    reschedule: Count | None = Field(
+        default=None,
+        description="With `delayed`: updates over which the learning rate of a stage with gradients d updates old grows from 1/(1 + d) of the "
+        "schedule's to all of it. Default: all of it at once.",
     )
     norm: NormStats | None = Field(
         default=None,

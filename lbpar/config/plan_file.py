@@ -56,6 +56,9 @@ class PlanFile(Section):
         description="Per op: loop → list of grid axes (or a number of ways). Axes that are not named are idle.",
     )
     pipeline: PipelineBlock | None = Field(default=None, description="Stages and micro-batches, if there are any.")
+    recompute: tuple[str, ...] = Field(
+        default=(), description="Ops whose outputs are dropped after the forward pass and computed again."
+    )
     notes: Any = Field(default=None, description="Free: costs, who made it, why.")
 
     @model_validator(mode="after")

@@ -230,6 +230,29 @@ def check_shape(value: Any) -> tuple[int, ...]:
 
 Shape = Annotated[tuple[int, ...], Custom(check_shape, "[C], [W, C], [H, W, C] or [D, H, W, C]")]
 
+
+def _inputs(value: Any) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    if not isinstance(value, dict):
+        return check_shape(value)
+    if not value:
+        raise ValueError("expected an input at least")
+    return {check_text(name): check_shape(shape) for name, shape in value.items()}
+
+
+Inputs = Annotated[
+    tuple[int, ...] | dict[str, tuple[int, ...]],
+    Custom(_inputs, "[C], [W, C], [H, W, C] or [D, H, W, C]; of several inputs one for each name"),
+]
+
+
+def _names(value: Any) -> str | dict[str, str]:
+    if isinstance(value, dict):
+        return {check_text(k): check_text(v) for k, v in value.items()}
+    return check_text(value)
+
+
+Names = Annotated[str | dict[str, str], Custom(_names, "text; of several a mapping of names to texts")]
+
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGTP")}
 _UNITS |= {f"{p}IB": 1024 ** (i + 1) for i, p in enumerate("KMGTP")}

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, Field, Strict
+from pydantic import AllowInfNan, Field, Strict, model_validator
 
 from lbpar.config.losses import METRICS, AnyLoss, CrossEntropy, Metric
 from lbpar.config.optimizers import AnyOptimizer, AnySchedule, Constant, Sgd
-from lbpar.config.section import BelowOne, Count, Custom, Natural, NonNegative, Positive, Section, Seed, check_text
+from lbpar.config.section import (
+    BelowOne,
+    Count,
+    Custom,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Text,
+    check_text,
+)
 from lbpar.text import nearest
 
 _NUMBERS = ("loss", "accuracy", "test_loss", "test_accuracy", *(f"test_{m}" for m in METRICS if m != "confusion"))
+_OF_CLASS = ("test_dice_of", "test_iou_of", "test_dice_per_volume_of")
+_OF_OUTPUT = re.compile(
+    r"(?P<test>test_)?(?P<output>.+?)_"
+    r"(?P<number>loss|accuracy|balanced_accuracy|mae|rmse|dice|iou|dice_per_volume|(dice|iou|dice_per_volume)_of/\d+)"
+)
 
 
 def _watched(value: Any) -> str:
     """A number of the epochs' records: also of one class, as in ``test_dice_of/2``."""
     head, _, number = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if value in _NUMBERS or (head in ("test_dice_of", "test_iou_of") and number.isdecimal()):
+    of_class = head in _OF_CLASS and number.isdecimal()
+    if value in _NUMBERS or of_class or of_output(value):  # whether there is such an output is seen to below
         return check_text(value)
     raise ValueError(
         f"{nearest(value, _NUMBERS)}expected one of {', '.join(_NUMBERS)}, or of one class as test_dice_of/1, test_iou_of/1"
     )
+
+
+def of_output(metric: Any) -> tuple[str, str] | None:
+    """The output, and the number without it, of the number of one of several outputs, as ``test_seg_dice`` or ``seg_loss``."""
+    found = _OF_OUTPUT.fullmatch(metric) if isinstance(metric, str) else None
+    return (found["output"], f"{found['test'] or ''}{found['number']}") if found else None
 
 
 Growth = Annotated[float, Strict(), AllowInfNan(False), Field(ge=1)]
@@ -69,6 +93,16 @@ class LossScale(Section):
     most: Positive = Field(default=2.0**24, description="It never grows above this.")
 
 
+class OutputLoss(Section):
+    """The loss of one of several outputs."""
+
+    loss: AnyLoss = Field(description="What is minimised: a name, or a name with options.")
+    weight: Positive = Field(default=1.0, description="Its factor in the sum of all.")
+    target: Text | None = Field(
+        default=None, description="The target that it is compared with; default: called like the output."
+    )
+
+
 class TrainConfig(Section):
     """How to train."""
 
@@ -77,6 +111,11 @@ class TrainConfig(Section):
     max_steps: Count | None = Field(default=None, description="Stop after so many updates even if epochs remain.")
     loss: AnyLoss = Field(
         default=CrossEntropy(name="cross_entropy"), description="What is minimised: a name, or a name with options."
+    )
+    losses: dict[str, OutputLoss] = Field(
+        default={},
+        description="Instead of `loss`, where the network has several outputs: a loss for each, by name. Their weighted sum is minimised; losses "
+        "and metrics are reported of each, as `seg_loss`, `test_seg_dice`.",
     )
     label_smoothing: BelowOne = Field(
         default=0.0, description="Part of the target spread over all classes (cross_entropy, dice_cross_entropy)."
@@ -94,3 +133,18 @@ class TrainConfig(Section):
     )
     evaluate: Evaluate = Field(default=Evaluate(), description="When to evaluate.")
     early_stop: EarlyStop | None = Field(default=None, description="When to stop before the last epoch.")
+
+    @model_validator(mode="after")
+    def _check_watched(self) -> Any:
+        for where, metric in (
+            ("evaluate.watch", self.evaluate.watch),
+            ("early_stop.metric", self.early_stop and self.early_stop.metric),
+        ):
+            output = None if metric is None or metric in _NUMBERS else of_output(metric)
+            if output and not metric.startswith(tuple(f"{n}/" for n in _OF_CLASS)) and output[0] not in self.losses:  # type: ignore[union-attr]
+                raise ValueError(
+                    f"{where}: {nearest(str(metric), _NUMBERS)}got {metric}, expected a number of an output in train.losses"
+                )
+        if self.losses and self.loss != type(self).model_fields["loss"].default:
+            raise ValueError("got loss and losses, expected either: losses has one for each output")
+        return self

@@ -21,6 +21,7 @@ from lbpar.config.machine_file import Latency, LevelConfig, LinkConfig, MachineF
 from lbpar.config.report import check
 from lbpar.config.yaml_text import parse_yaml
 from lbpar.errors import ConfigError
+from lbpar.layout.cuts import pick
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.transition import MoveKind
 from lbpar.text import nearest
@@ -152,9 +153,27 @@ class Machine:
         nodes = max(1.0, procs / (self.file.levels[0].size or procs))
         return np.maximum(1.0, active / nodes / self.file.cores)
 
-    def copy_seconds(self, size: Many) -> Many:
-        """Seconds to read and write so many bytes in the device's memory."""
-        return 2 * size / self.file.compute.memory_bandwidth
+    def copy_seconds(self, size: Many, columns: Many = False) -> Many:
+        """Seconds to read and write so many bytes of a part of an array; of ``columns`` that is a part of each row, not rows."""
+        rows, parts = self._copy_speeds
+        return 2 * size / pick(columns, parts, rows)
+
+    @property
+    def columns_differ(self) -> bool:
+        """Whether parts of rows are copied at another speed than rows."""
+        rows, parts = self._copy_speeds
+        return rows != parts
+
+    @property
+    def _copy_speeds(self) -> tuple[float, float]:
+        c = self.file.compute
+        rows = c.speeds.get("rows", c.memory_bandwidth)
+        return rows, c.speeds.get("columns", rows)
+
+    def sum_seconds(self, size: Many, count: Many) -> Many:
+        """Seconds to add up ``count`` arrays of so many bytes."""
+        c = self.file.compute
+        return size * count / c.memory_bandwidth + c.starts.get("add", 0.0)
 
     @property
     def half_arrays(self) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lbpar.cost.kernel_time import HALF_TYPES
+from lbpar.cost.kernel_time import HALF_TYPES, taps
 from lbpar.cost.moves import move_volumes
 from lbpar.cost.price import SLOTS, item_of, local_bytes
-from lbpar.graph.graph import TARGET
+from lbpar.cost.traffic import longest
 from lbpar.pieces import SMALL, Pieces, piece_size
 from lbpar.program.steps import (
     Accumulate,
@@ -38,7 +38,16 @@ LIBRARIES = 56 << 20
 MESSAGES = 4 << 20
 """Bytes that an MPI library takes for messages under way (Open MPI on one node)."""
 
-_PRODUCTS = ("conv", "linear")
+SCRATCH = 56 << 20
+"""Most bytes in which the oneDNN engine arranges operands of bfloat16 for its kernels, and widens those that these get wrong: up to three times
+a layer's (measured)."""
+
+VOLUMES = 1 << 28
+"""Most bytes in which it copies the input of a volume's convolution, in float32, for the weight gradient, without AVX-512 (measured; with it, it
+needs less): it computes larger ones slab by slab."""
+
+Held = tuple[str, int]
+"""An array, and the mini-batch that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Memory:
     Parameters
     ----------
     weights : int
-        Parameters and running statistics.
+        Parameters and running statistics; with delayed gradients also the older parameters that mini-batches under way have used.
     optimizer : int
         State of the optimizer.
     gradients, activations, ghosts, buffers : int
@@ -62,8 +71,8 @@ class Memory:
         The largest sum.
     where : str
         The step at which it is reached.
-    largest : mapping
-        The largest arrays alive then, by name.
+    alive : mapping
+        All arrays alive then, and the parameters, by name; the largest first.
     """
 
     weights: int
@@ -76,7 +85,12 @@ class Memory:
     overhead: int
     peak: int
     where: str
-    largest: Mapping[str, int]
+    alive: Mapping[str, int]
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest arrays at the peak."""
+        return dict(list(self.alive.items())[:5])
 
     def as_dict(self) -> dict[str, int | str]:
         """Plain numbers for reports."""
@@ -96,36 +110,45 @@ class _Arena:
 
     def __init__(self) -> None:
         self._pieces = Pieces(1 << 62)
-        self._taken: dict[str, tuple[int, int]] = {}
+        self._taken: dict[Held, tuple[int, int]] = {}
 
     @property
     def used(self) -> int:
         return self._pieces.used
 
-    def take(self, name: str, nbytes: int) -> None:
+    def take(self, name: Held, nbytes: int) -> None:
         if nbytes >= SMALL:
             size = piece_size(nbytes)
             start = self._pieces.take(size)
             assert start is not None
             self._taken[name] = start, size
 
-    def give(self, name: str) -> None:
+    def give(self, name: Held) -> None:
         if name in self._taken:
             self._pieces.give(*self._taken.pop(name))
 
 
-def _converted(program: Program, dtype: str, halves: bool) -> int:
-    """Bytes of operands in the type in which products multiply, where that is not the type of arrays.
-
-    Where activations are held in that type these are the weights of one product, or a gradient of weights before it is widened. Else
-    kept for the largest convolution, once as it was given and twice as kernels arrange it (measured with oneDNN 3.2, bfloat16).
-    """
-    if dtype not in HALF_TYPES:
+def _converted(program: Program, dtype: str, halves: bool, workspace: int) -> int:
+    """Bytes of what products convert: where activations are held in the type in which they multiply, the weights of one product, or a
+    gradient of weights before it is widened; and, unless a ``workspace`` is given, the scratch memory of the oneDNN engine."""
+    products = [s for s in program.steps if isinstance(s, Compute) and s.kernel.product is not None]
+    if dtype in HALF_TYPES and halves:
+        weights = max((local_bytes(program, p, dtype, halves) // 2 for p in program.params), default=0)
+        read = (sum(local_bytes(program, b, dtype, halves) for b in s.reads) for s in products)
+        return weights + (0 if workspace else min(3 * max(read, default=0), SCRATCH))
+    if workspace:
         return 0
-    if halves:
-        return max((local_bytes(program, p, dtype, halves) // 2 for p in program.params), default=0)
-    products = [s.reads for s in program.steps if isinstance(s, Compute) and s.kernel.name.startswith(_PRODUCTS)]
-    return 3 * max((sum(local_bytes(program, b, dtype, halves) for b in reads) // 2 for reads in products), default=0)
+    volumes = [s for s in products if s.kernel.product == "backward_weights" and "D" in dict(s.kernel.loops)]
+    return max((_arranged(program, s, dtype) for s in volumes), default=0)
+
+
+def _arranged(program: Program, step: Compute, dtype: str) -> int:
+    """Bytes in which the oneDNN engine arranges the input of a volume's convolution for the weight gradient: a copy of it, and one slice
+    for each tap."""
+    x = program.buffers[step.reads[0]].layout
+    samples, depth = (longest(d, x.grid) for d in x.dims[:2])
+    one = local_bytes(program, step.reads[0], dtype, False) // max(1, samples)
+    return min(one, VOLUMES) + taps(step.kernel) * one // max(1, depth)
 
 
 def memory(
@@ -133,7 +156,7 @@ def memory(
     dtype: str = "float32",
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
-    halves: bool = False,
+    halves: bool = True,
     workspace: int = 0,
 ) -> Memory:
     """Peak memory of one rank, of the stage that needs most.
@@ -161,7 +184,7 @@ def memory_of_stages(
     dtype: str = "float32",
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
-    halves: bool = False,
+    halves: bool = True,
     workspace: int = 0,
 ) -> list[Memory]:
     """`memory` of a rank at each place of stages; of one place, where there are none."""
@@ -171,17 +194,19 @@ def memory_of_stages(
 def _memory(
     program: Program, rank: int, dtype: str, optimizer: str, prefetch: int, halves: bool, workspace: int
 ) -> Memory:
-    held_here = {name: b.layout.holds(rank) for name, b in program.buffers.items()}
+    held_here = program.here(rank)
     sizes = {name: local_bytes(program, name, dtype, halves) if here else 0 for name, here in held_here.items()}
-    weights = sum(sizes[p] for p in program.params)
     grads = {s for step in program.steps for s in getattr(step, "grads", ())}
     trained = [p for step in program.steps for p in getattr(step, "params", ())]
+    older = program.plan.age(rank)
+    weights = sum(sizes[p] for p in program.params) + older * sum(sizes[p] for p in trained)
     state = SLOTS[optimizer] * sum(sizes[p] for p in trained)
-    alive: dict[str, int] = {name: sizes[name] for name in program.feeds}
-    busy: dict[str, int] = {}  # collectives under way
+    batch, many = sum(sizes[name] for name in program.feeds), len(program.rounds)
+    alive: dict[Held, int] = {}
+    busy: dict[Held, int] = {}  # collectives under way
     best: tuple[int, str, int] = (-1, "", 0)
-    held: dict[str, int] | None = None  # what is alive at the best
-    now, moving = sum(alive.values()), 0
+    held: dict[Held, int] | None = None  # what is alive at the best
+    now, moving = 0, 0
     arena = _Arena()
     busiest = move_volumes(program.plan.grid).busiest(s.move for s in program.steps if isinstance(s, Start))
 
@@ -196,7 +221,16 @@ def _memory(
         if held is None:
             held = dict(alive)
 
-    for step in program.steps:
+    for of, i in program.in_rounds(
+        2 * many - 1
+    ):  # mini-batch; as many as it takes until one leaves for each that enters
+        step = program.steps[i]
+        if i == 0:
+            alive |= {(name, of): sizes[name] for name in program.feeds}
+            now += batch
+        if i == len(program.steps) - 1 and many > 1:
+            keep()
+            now -= sum(alive.pop((name, of), 0) for name in program.feeds)
         if not takes_part(step, program, rank):
             continue
         if isinstance(step, Start):
@@ -206,36 +240,36 @@ def _memory(
                 item = item_of(program, step.src, dtype, halves)
                 sent = busiest[step.move].elements * item
                 buffer = sent if step.move.kind != "allreduce" else 0 if step.donate else sizes[step.src]
-                busy[step.dst] = buffer
+                busy[(step.dst, of)] = buffer
                 moving += buffer
-                arena.take(f"{step.dst}:move", buffer)
+                arena.take((f"{step.dst}:move", of), buffer)
             look(f"{step.move.kind} into {step.dst}")
             if not held_here[step.dst]:  # sent to another stage, which takes it soon
-                moving -= busy.pop(step.dst, 0)
-                arena.give(f"{step.dst}:move")
+                moving -= busy.pop((step.dst, of), 0)
+                arena.give((f"{step.dst}:move", of))
             continue
         if isinstance(step, StartMany):
             for (
                 start
             ) in step.starts:  # gradients were written where they are sent from: the message takes over their memory
-                busy[start.dst] = sizes[start.src]
+                busy[(start.dst, of)] = sizes[start.src]
                 moving += sizes[start.src]
-                arena.take(f"{start.dst}:move", sizes[start.src])
+                arena.take((f"{start.dst}:move", of), sizes[start.src])
             continue
         if isinstance(step, Free):
             keep()
             for name in step.buffers:
                 if name not in program.feeds:  # held in case the loss is not finite
-                    now -= alive.pop(name, 0)
-                    arena.give(name)
+                    now -= alive.pop((name, of), 0)
+                    arena.give((name, of))
             continue
         for name in writes(step):
-            if name not in alive and name not in program.params:
-                alive[name] = sizes[name]
+            if (name, of) not in alive and name not in program.params:
+                alive[name, of] = sizes[name]
                 now += sizes[name]
-                arena.take(name, sizes[name])
+                arena.take((name, of), sizes[name])
         if isinstance(step, Accumulate):  # what micro-batches before the last one leave
-            kept = f"{step.param}:grad sum"
+            kept = f"{step.param}:grad sum", of
             if step.last:
                 now -= alive.pop(kept, 0)
             elif kept not in alive:
@@ -245,20 +279,23 @@ def _memory(
         look(f"{getattr(step, 'node', '')} {label.name}" if label else _place(step))
         if isinstance(step, Wait):
             keep()
-            moving -= busy.pop(step.dst, 0)
-            arena.give(f"{step.dst}:move")
+            moving -= busy.pop((step.dst, of), 0)
+            arena.give((f"{step.dst}:move", of))
     keep()
     assert held is not None
     peak, where, buffers = best
-    gradients = sum(v for k, v in held.items() if k in grads or ":grad" in k)
-    ghosts = sum(v for k, v in held.items() if k in program.buffers and program.buffers[k].layout.has_ghosts)
+    gradients = sum(v for (k, _), v in held.items() if k in grads or ":grad" in k)
+    ghosts = sum(v for (k, _), v in held.items() if k in program.buffers and program.buffers[k].layout.has_ghosts)
     rest = peak - buffers - gradients - ghosts
-    top = dict(sorted({**held, **{p: sizes[p] for p in program.params}}.items(), key=lambda kv: -kv[1])[:5])
-    batch = sum(sizes[name] for name in program.feeds)
-    raw = sum(sizes[name] for name, source in program.feeds.items() if source != TARGET) // 2  # mostly stored narrower
+    everything = {p: sizes[p] for p in program.params}
+    for (name, _), size in held.items():
+        everything[name] = everything.get(name, 0) + size
+    everything = dict(sorted(everything.items(), key=lambda kv: -kv[1]))
+    samples = {n.name for n in program.graph.samples}
+    raw = sum(sizes[name] for name, source in program.feeds.items() if source in samples) // 2  # mostly stored narrower
     reading = (prefetch + 1) * batch + raw
     spread = program.plan.grid.size > 1
     between = max(0, arena.used + batch - peak)
-    overhead = between + _converted(program, dtype, halves) + workspace + LIBRARIES + spread * MESSAGES
+    overhead = between + _converted(program, dtype, halves, workspace) + workspace + LIBRARIES + spread * MESSAGES
     total = peak + weights + state + reading + overhead
-    return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, top)
+    return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, everything)

@@ -6,9 +6,10 @@ after share them: dimensions that are alike in this have one number (their *case
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
+from itertools import takewhile
 from math import prod
 from operator import or_
 from typing import Any, get_args
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from lbpar.cost.machine import Machine, Term
 from lbpar.cost.traffic import even_exchange, largest_exchanges, longest, traffic
-from lbpar.layout.cuts import Ints, Many, Numbering, bits, by_value, cuts_of, distinct
+from lbpar.layout.cuts import Ints, Many, Numbering, bits, by_value, cuts_of, distinct, once
 from lbpar.layout.exchange import Volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
@@ -27,6 +28,8 @@ from lbpar.layout.transition import Move, MoveKind, Stage, stages
 Floats = NDArray[np.float64]
 #: Processes up to which bytes and messages are counted rank by rank.
 COUNTED = 4096
+#: In place of what is not counted yet, and of what will be.
+UNKNOWN, ASKED = -1, -2
 KINDS: tuple[MoveKind, ...] = get_args(MoveKind)
 #: Those that depend on what every member of a group wants.
 EXCHANGED = [KINDS.index(kind) for kind in ("alltoall", "halo", "p2p", "accumulate")]
@@ -45,7 +48,10 @@ def roomy(table: NDArray[Any], *shape: int, fill: float = 0) -> NDArray[Any]:
     shape += table.shape[len(shape) :]
     if all(a >= b for a, b in zip(table.shape, shape, strict=True)):
         return table
-    more = np.full([a if a >= b else b + b // 2 for a, b in zip(table.shape, shape, strict=True)], fill, table.dtype)
+    sizes = [a if a >= b else b + b // 2 for a, b in zip(table.shape, shape, strict=True)]
+    more = (
+        np.full(sizes, fill, table.dtype) if fill else np.zeros(sizes, table.dtype)
+    )  # which takes memory when it is used
     more[tuple(map(slice, table.shape))] = table
     return more
 
@@ -53,8 +59,9 @@ def roomy(table: NDArray[Any], *shape: int, fill: float = 0) -> NDArray[Any]:
 class Made:
     """Values of numbered things (so many for each), made when they are first asked for."""
 
-    def __init__(self, make: Callable[[Ints], Many], width: int) -> None:
-        self._make, self._values, self._known = make, [np.zeros(0)] * width, np.zeros(0, bool)
+    def __init__(self, make: Callable[[Ints], Many], width: int, dtype: type = int) -> None:
+        self._make, self._known = make, np.zeros(0, bool)
+        self._values: list[NDArray[Any]] = [np.zeros(0, dtype)] * width
 
     def of(self, numbers: Ints, row: int = 0) -> NDArray[Any]:
         """One value of each of some things."""
@@ -93,14 +100,14 @@ class MoveVolumes:
         for a in grid.axes:
             self.ways[np.arange(self.ways.size) >> a & 1 == 1] *= grid.sizes[a]
         self._numbers: dict[tuple[int, int, int], int] = {}
-        self._keys = Numbering()  # of cases: cuts before and after, axes, grid of these
+        self._keys = Numbering()  # of cases: cuts before and after, axes, sizes of these
         self._parts = Made(self._cut_parts, 1)
         self._described = Made(self._describe, 6)
         self._extents = Numbering()
         self._busiest: dict[Move, Volume] = {}
         self._columns: dict[Move, tuple[Many, ...]] = {}
         #: By extent and case: the largest block before and after, and what `largest_exchange` says; negative where not yet counted.
-        self._counted = np.zeros((0, 0, 5))
+        self._counted = np.zeros((5, 0, 0))
 
     def size(self, shape: tuple[int, ...], cuts: Sequence[Ints]) -> Many:
         """Elements of the largest block."""
@@ -122,7 +129,7 @@ class MoveVolumes:
                 _renumbered(s, number),
                 _renumbered(t, number),
                 tuple(sorted(number[a] for a in self.cuts.axes(moved) if a in number)),
-                Grid(tuple(self.grid.sizes[a] for a in number)),
+                tuple(self.grid.sizes[a] for a in number),
             )
             known = self._numbers[c, d, moved] = self._keys(key)
         return known
@@ -130,7 +137,8 @@ class MoveVolumes:
     def _describe(self, cases: Ints) -> Ints:
         """Parts before and after, what `even_exchange` says of even blocks (no readers: nothing), and whether one part has all."""
         out = []
-        for s, t, axes, grid in self._keys.of(cases):
+        for s, t, axes, sizes in self._keys.of(cases):
+            grid = _grid(sizes)
             even = even_exchange(s[0][0], t[0][0], axes, grid) if s[1] is t[1] is None else None
             lone = any(x[1] is not None and x[1].at is not None for x in (s, t))
             out.append((*(_parts(_dim(x, 0), grid) for x in (s, t)), *(even or (1, 0, 0)), lone))
@@ -142,18 +150,22 @@ class MoveVolumes:
 
     def count(self, asked: Iterable[tuple[Sequence[Many], Ints]]) -> None:
         """Count what tensors need for some stages, all at once: numbers of their extents, and columns as of `MovePrices`."""
-        size = (len(self._extents.things), len(self._keys.things))
-        self._counted = roomy(self._counted, *size, fill=-1)
-        new = np.zeros((*size, 2), bool)
+        extents, count = len(self._extents.things), len(self._keys.things)
+        self._counted = roomy(self._counted, 5, extents, count, fill=UNKNOWN)
+        new: tuple[list[Ints], list[Ints]] = ([], [])
         for rows, (kinds, *_, cases) in ((r, (c[0], c[4:])) for r, c in asked):
-            sends = np.isin(kinds, self._exchanged())
+            sends = np.flatnonzero(np.isin(kinds, self._exchanged()))
             for row, case in zip(rows, cases, strict=False):
-                new[row, case, 0] = True
-                new[row if np.ndim(row) == 0 else row[sends], case[sends], 1] = True
-        for made, (first, end), make in ((0, (0, 2), self._sizes), (1, (2, 5), self._exchanges)):
-            e, c = np.nonzero(new[..., made] & (self._counted[: size[0], : size[1], first] < 0))
-            if e.size:
-                self._counted[e, c, first:end] = make(np.array(self._extents.things)[e], c).T
+                for first, at, found in ((0, slice(None), new[0]), (2, sends, new[1])):
+                    e, c = row if row.ndim == 0 else row[at], case[at]
+                    missing = self._counted[first, e, c] == UNKNOWN
+                    if missing.any():
+                        self._counted[first, e, c] = np.where(missing, ASKED, self._counted[first, e, c])
+                        found.append(once((e * count + c)[missing]))
+        for found, first, end, make in ((new[0], 0, 2, self._sizes), (new[1], 2, 5, self._exchanges)):
+            if found:
+                e, c = np.divmod(np.concatenate(found), count)
+                self._counted[first:end, e, c] = make(np.array(self._extents.things)[e], c)
 
     def _exchanged(self) -> list[int]:
         """Kinds of stages of which it matters what every member wants: sums only where all go to one part."""
@@ -165,7 +177,7 @@ class MoveVolumes:
 
     def _exchanges(self, extents: Ints, cases: Ints) -> Ints:
         """`largest_exchange`."""
-        before, after, share, readers, leaves, _ = (v[cases].astype(int) for v in self._described.made(cases))
+        before, after, share, readers, leaves, _ = (v[cases] for v in self._described.made(cases))
         held, wanted = block_size(extents, before), block_size(extents, after)
         whole = (before == 1) & (share == 1)  # most leaves where the block that is kept is small
         kept = np.where(whole, extents // np.maximum(after, 1), np.minimum(held, wanted))
@@ -176,7 +188,7 @@ class MoveVolumes:
         same = (before == after) & (share == 1) & (readers == 1) & (leaves == 0)
         uneven = (readers == 0) | ~(even | whole | same | (after == 1))
         keys = zip(extents[uneven].tolist(), self._keys.of(cases[uneven]), strict=True)
-        found = largest_exchanges([(_dim(s, e), _dim(t, e), axes, grid) for e, (s, t, axes, grid) in keys])
+        found = largest_exchanges([(_dim(s, e), _dim(t, e), axes, _grid(sizes)) for e, (s, t, axes, sizes) in keys])
         out[:, uneven] = np.reshape(found, (-1, 3)).T
         return out
 
@@ -187,35 +199,43 @@ class MoveVolumes:
         Parameters
         ----------
         rows : sequence of int or int arrays
-            Numbers of extents that were counted: of one tensor, of one per row of an array, or of one for each stage.
+            Numbers of extents that were counted: of one tensor, or of one for each stage.
         columns : int array
             Stages: kind, group, processes, those of them that get copies, case of every dimension.
         """
         kinds, _, ways, copies, *cases = columns
-        dims = list(zip(rows, cases, strict=False))
 
-        def product(value: int, at: Any = slice(None)) -> Many:
-            parts = (self._counted[row[at] if row.shape == kinds.shape else row, case[at], value] for row, case in dims)
+        def product(value: int, at: Any = slice(None)) -> Floats:
+            counted = self._counted[value]
+            parts = (counted[row[at] if row.ndim else row, case[at]] for row, case in zip(rows, cases, strict=False))
             return prod(parts, start=np.ones(kinds[at].size))
 
         after = product(1)
         sent, messages = np.zeros_like(after), np.zeros_like(after)
-        for code, kind in enumerate(KINDS):
-            at = np.flatnonzero(kinds == code)
-            if not at.size or kind == "slice":
-                continue
+        for kind, at in by_kind(kinds):
             p = ways[at]
+            if kind == "slice":
+                continue
             if kind == "allreduce":
-                sent[..., at], messages[..., at] = 2 * after[..., at] * (p - 1) / p, 2 * (p - 1)
+                sent[at], messages[at] = 2 * after[at] * (p - 1) / p, 2 * (p - 1)
             elif kind in ("reduce_scatter", "allgather"):
-                block = after[..., at] if kind == "reduce_scatter" else product(0, at)
-                sent[..., at], messages[..., at] = block * (p - 1), p - 1
+                block = after[at] if kind == "reduce_scatter" else product(0, at)
+                sent[at], messages[at] = block * (p - 1), p - 1
                 if kind == "reduce_scatter" and self.cuts.has_at:  # to one part all others send all that they have
-                    at = at[sum(self._described.of(c[at], 5) for c in cases) > 0]
-            if code in self._exchanged() and at.size:
+                    at = np.arange(kinds.size)[at][sum(self._described.of(c[at], 5) for c in cases) > 0]
+            if KINDS.index(kind) in self._exchanged():
                 most, readers, kept = (product(value, at) for value in (2, 3, 4))
-                sent[..., at], messages[..., at] = most * copies[at] - kept, readers * copies[at] - (kept > 0)
+                sent[at], messages[at] = most * copies[at] - kept, readers * copies[at] - (kept > 0)
         return sent, messages, after
+
+    def cut_rows(self, rows: Sequence[Many], columns: Ints) -> NDArray[np.bool_]:
+        """Whether stages move parts of rows: they change how the last dimension is cut, of those that have more than one index."""
+        out, seen = np.zeros(columns[0].shape, bool), np.zeros(columns[0].shape, bool)
+        for row, case in reversed(list(zip(rows, columns[4:], strict=False))):
+            before, after = (self._described.of(case, end) for end in (0, 1))
+            long = np.array(self._extents.things)[row] > 1
+            out, seen = np.where(long & ~seen, before != after, out), seen | long
+        return out
 
     def columns(self, s: Stage) -> list[Many]:
         """Stages as numbers: kind, axes, processes, those of them that get copies, case of every dimension."""
@@ -248,7 +268,7 @@ class MoveVolumes:
             even = np.ones_like(exact)  # where all blocks are equal, all ranks send alike
             for row, cases in zip(rows, columns[4:], strict=True):
                 for end in (0, 1):
-                    parts = self._described.of(cases, end).astype(int)
+                    parts = self._described.of(cases, end)
                     even &= (parts > 0) & (np.array(self._extents.things)[row] % np.maximum(parts, 1) == 0)
             largest = zip(new, exact | even, messages.tolist(), sent.tolist(), strict=True)
             self._busiest.update(
@@ -267,14 +287,20 @@ class MovePrices:
         self._group = Made(lambda axes: np.array([self._levels(a) for a in axes.tolist()]), 1)
         self._terms: dict[MoveKind, Made] = {}
         self._between = np.zeros((1, 1), np.int32)  # numbers of transitions, from 1 on
+        self._places = Made(self._placed, 1 + MOST_DIMS)  # partial axes and cuts of layouts
         #: Stages by number; of every transition the numbers of its stages. The first of each is none.
-        self._stages, self._steps = np.zeros((1, 4 + MOST_DIMS), np.int32), np.zeros((1, MOST_STAGES), np.int32)
+        self._stages, self._steps = np.zeros((4 + MOST_DIMS, 1), np.int32), np.zeros((MOST_STAGES, 1), np.int32)
         self._counts = [1, 1]  # stages and transitions so far
         self._moves: dict[tuple[Move, int], float] = {}
 
     def _levels(self, axes: int) -> int:
         """The number of groups over links like those of these axes."""
         return self._groups(self.machine.parts(self.grid, self.cuts.axes(axes)))
+
+    def _placed(self, places: Ints) -> Ints:
+        """Tensors with fewer dimensions have further ones that nothing cuts."""
+        layouts = self.cuts.places.of(places)
+        return np.array([(partial, *dims, *[0] * (MOST_DIMS - len(dims))) for *dims, partial in layouts]).T
 
     def terms(self, kind: MoveKind, groups: Ints) -> tuple[Term, Term]:
         """`Machine.terms` of groups by number."""
@@ -283,13 +309,13 @@ class MovePrices:
             def make(new: Ints) -> Floats:
                 return np.array([self.machine.terms(kind, parts) for parts in self._groups.of(new)]).reshape(-1, 10).T
 
-            self._terms[kind] = Made(make, 10)
+            self._terms[kind] = Made(make, 10, float)
         values = [v[groups] for v in self._terms[kind].made(groups)]
         return Term(*values[:5]), Term(*values[5:])
 
     def allreduce(self, axes: Ints) -> Term:
         """What allreduces over sets of axes cost."""
-        return self.terms("allreduce", self._group.of(axes).astype(int))[0]
+        return self.terms("allreduce", self._group.of(axes))[0]
 
     def of_moves(self, asked: Collection[tuple[Move, int]]) -> list[float]:
         """Seconds of moves with so many bytes per element; new ones are priced at once."""
@@ -303,22 +329,17 @@ class MovePrices:
 
     def between(self, *asked: tuple[Ints, Ints]) -> list[Ints]:
         """Numbers of the transitions from some layouts to others, by the numbers of these; 0 where nothing moves."""
-        n, known = len(self.cuts.places.things), len(self._between)
-        if n > known:
-            more = np.zeros((n + n // 4, n + n // 4), np.int32)
-            more[:known, :known] = self._between
-            self._between = more
+        n = len(self.cuts.places.things)
+        self._between = roomy(self._between, n, n)
         new = []
         for pair in asked:
             a, b = (x.reshape(-1) for x in np.broadcast_arrays(*pair))
             at = np.flatnonzero(self._between[a, b] == 0)
             self._between[a[at], b[at]] = -1  # met
-            new.append(np.unique(a[at].astype(np.int64) * n + b[at]))
+            new.append(once(a[at].astype(np.int64) * n + b[at]))
         if any(x.size for x in new):
             a, b = np.divmod(np.concatenate(new), n)
-            # Tensors with fewer dimensions have further ones that nothing cuts.
-            places = [(partial, *dims, *[0] * (MOST_DIMS - len(dims))) for *dims, partial in self.cuts.places.things]
-            here, there = (list(np.array(places)[x].T) for x in (a, b))
+            here, there = ([v[x] for v in self._places.made(x)] for x in (a, b))
             made = stages(self.cuts, here[1:], there[1:], here[0], there[0], shape=a.shape)
             self._between[a, b] = self.transitions(made, a.size) + 1
         return [self._between[pair] - 1 for pair in asked]
@@ -334,66 +355,77 @@ class MovePrices:
         )
         rows[:, 1] = self._group.of(rows[:, 1])
         first, number = distinct(*rows.T)
-        (stage, known), moves = self._counts, np.unique(np.concatenate(at))
+        (stage, known), moves = self._counts, once(np.concatenate(at))
         self._counts = [stage + first.size, known + moves.size]
-        self._stages, self._steps = roomy(self._stages, self._counts[0]), roomy(self._steps, self._counts[1])
-        self._stages[stage : self._counts[0], : rows.shape[1]] = rows[first]
+        self._stages = roomy(self._stages, len(self._stages), self._counts[0])
+        self._steps = roomy(self._steps, len(self._steps), self._counts[1])
+        self._stages[: rows.shape[1], stage : self._counts[0]] = rows[first].T
         out[moves] = known + np.arange(moves.size)
         begin = 0
         for x in at:
-            self._steps[out[x], step[x]] = stage + number[begin : begin + x.size]
+            self._steps[step[x], out[x]] = stage + number[begin : begin + x.size]
             step[x], begin = step[x] + 1, begin + x.size
         return out
 
     def communicates(self, transition: int) -> bool:
         """Whether a numbered transition is more than slices."""
-        steps = self._steps[transition]
-        return bool((self._stages[steps[steps > 0], 0] != KINDS.index("slice")).any())
+        steps = self._steps[:, transition]
+        return bool((self._stages[0, steps[steps > 0]] != KINDS.index("slice")).any())
 
     def seconds(self, asked: Sequence[tuple[tuple[int, ...], int, Ints]]) -> list[Floats]:
         """Seconds of arrays of numbered transitions of tensors: for each its shape, bytes per element, and the transitions."""
-        alike: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], list[int]]] = {}  # but for the last extent
+        alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
         for i, (shape, item, _) in enumerate(asked):
-            alike.setdefault((shape[:-1], item), {}).setdefault(shape[-1:], []).append(i)
+            alike.setdefault((shape, item), []).append(i)
         one = (1,) * self.cuts.has_at  # stages may have a case for where the tensor is, too
-        found, needed = [], []
-        for (lead, item), of in alike.items():
-            which = used(len(self._steps), *(asked[i][2] for each in of.values() for i in each))
-            steps = self._steps[which]
-            steps = steps[:, : max(1, int((steps > 0).sum(1).max(initial=0)))]  # the longest takes so many stages
-            for last, each in of.items():
-                own = self._steps[used(len(self._steps), *(asked[i][2] for i in each))]
-                stage = used(len(self._stages), own[own > 0])
-                needed.append((self.volumes.rows((*lead, *last, *one)), self._stages[stage].T))
-            rows = self.volumes.rows((*lead, *np.array([*of]).T[..., None], *one))
-            found.append((item, rows, which, steps, used(len(self._stages), steps[steps > 0])))
-        self.volumes.count(needed)
+        found = []
+        for (shape, item), each in alike.items():
+            which = used(self._counts[1], *(asked[i][2] for i in each))
+            steps = list(takewhile(np.any, (s[which] for s in self._steps)))
+            stage = used(self._counts[0], *steps)
+            stage = stage[stage > 0]
+            found.append((item, which, steps, stage, self.volumes.rows((*shape, *one)), self._stages[:, stage]))
+        self.volumes.count((rows, columns) for *_, rows, columns in found)
         out: dict[int, Floats] = {}
-        for of, (item, rows, which, steps, stage) in zip(alike.values(), found, strict=True):
-            prices = np.zeros((len(of), len(self._stages)))
-            prices[:, stage] = self.stage_seconds(rows, item, self._stages[stage].T)
-            for each, price in zip(of.values(), prices, strict=True):
-                total = np.zeros(len(self._steps))
-                total[which] = reduce(np.add, (price[s] for s in steps.T))
-                out.update((i, total[asked[i][2]]) for i in each)
+        for each, (item, which, steps, stage, rows, columns) in zip(alike.values(), found, strict=True):
+            price, total = np.zeros(self._counts[0]), np.zeros(self._counts[1])
+            price[stage] = self.stage_seconds(rows, item, columns)
+            total[which] = sum(price[s] for s in steps)
+            out.update((i, total[asked[i][2]]) for i in each)
         return [out[i] for i in range(len(asked))]
 
     def stage_seconds(self, rows: Sequence[Many], item: Many, columns: Ints) -> Floats:
         """Seconds of stages, packing and unpacking included (see `MoveVolumes.volumes`)."""
         sent, messages, after = self.volumes.volumes(rows, columns)
-        out, sent = self.machine.copy_seconds(after * item), sent * item
-        for code, kind in enumerate(KINDS):
-            at = np.flatnonzero(columns[0] == code)
-            if at.size and kind != "slice":
-                moved = np.minimum(
-                    *(t.seconds(sent[..., at], messages[..., at]) for t in self.terms(kind, columns[1, at]))
-                )
-                out[..., at] = moved + (0 if kind == "allreduce" else out[..., at])
+        plain, cut = self.machine.copy_seconds(after * item), self.volumes.cut_rows
+        out = (
+            self.machine.copy_seconds(after * item, cut(rows, columns)) if self.machine.columns_differ else plain.copy()
+        )
+        sent, start = sent * item, self.machine.file.compute.starts.get("slice", 0.0)
+        for kind, at in by_kind(columns[0]):
+            if kind == "slice":
+                out[at] += start
+                continue
+            moved = np.minimum(*(t.seconds(sent[at], messages[at]) for t in self.terms(kind, columns[1, at])))
+            if kind == "allreduce":
+                out[at] = 0
+            elif kind == "reduce_scatter":  # the blocks of all are packed, not only that which stays
+                out[at] += (columns[2, at] - 1) * (out - plain)[at]
+            out[at] += moved
         return out
+
+
+def by_kind(kinds: Ints) -> Iterator[tuple[MoveKind, Any]]:
+    """Kinds of moves that occur, and where: a slice where they are next to each other, as in stages that were numbered together."""
+    for code in np.flatnonzero(np.bincount(kinds)).tolist():
+        at = np.flatnonzero(kinds == code)
+        yield KINDS[code], slice(at[0], at[-1] + 1) if at[-1] - at[0] < at.size else at
 
 
 def used(count: int, *arrays: Ints) -> Ints:
     """Those of so many numbers that occur."""
+    if 0 < 16 * sum(a.size for a in arrays) < count:
+        return once(np.concatenate([a.reshape(-1) for a in arrays]))
     flags = np.zeros(count, bool)
     for a in arrays:
         flags[a] = True
@@ -412,6 +444,11 @@ def _dim(cut: Cut, extent: int) -> Dim:
 def _parts(d: Dim, grid: Grid) -> int:
     """Of a plain cut its number of parts, of another one the size of its largest block, negative (see `block_size`)."""
     return grid.ways(d.all_axes) if _plain(d) else -longest(d, grid)
+
+
+@lru_cache(maxsize=1 << 8)
+def _grid(sizes: tuple[int, ...]) -> Grid:
+    return Grid(sizes)
 
 
 def _plain(d: Dim) -> bool:

@@ -21,6 +21,7 @@ from lbpar.layout.exchange import allreduce_volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.interior import interior_share
 from lbpar.layout.layout import Layout
+from lbpar.program.recompute import is_again
 from lbpar.program.steps import Accumulate, Compute, Free, Phase, Program, Start, StartMany, Step, Sum, Update, Wait
 from lbpar.program.words import of_parameters
 
@@ -50,6 +51,8 @@ class StepPrice:
         Processes of the move's sub-communicator.
     what : str
         The kernel's name, or the array that moves.
+    again : bool
+        It computes an activation again (`lbpar.program.recompute`), or moves one.
     """
 
     kind: str
@@ -61,6 +64,7 @@ class StepPrice:
     flops: float = 0.0
     group: int = 1
     what: str = ""
+    again: bool = False
 
     @property
     def moves(self) -> bool:
@@ -147,21 +151,24 @@ def _step(
         case Compute():
             op_grid = tuple(program.plan[owner(step, program)].items())
             seconds, work = _kernel(step.kernel, program.plan.grid, op_grid, machine, dtype)
-            return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=step.kernel.name)
+            again, what = is_again(step.writes[0]), step.kernel.name
+            return StepPrice("compute", step.node, step.phase, seconds, flops=work, what=what, again=again)
         case Start():
             seconds, sent, messages = moves[id(step)]
             group = step.move.src.grid.ways(step.move.axes)
-            return StepPrice(step.move.kind, step.node, step.phase, seconds, sent, messages, 0.0, group, step.dst)
+            found = (seconds, sent, messages, 0.0, group, step.dst, is_again(step.dst))
+            return StepPrice(step.move.kind, step.node, step.phase, *found)
         case StartMany():
             return _many(step, program, machine, dtype)
         case Sum():
             size = local_bytes(program, step.dst, dtype, machine.half_arrays)
             node = step.dst.split(":")[0]
-            return StepPrice("sum", node, step.phase, machine.copy_seconds(size) * len(step.srcs) / 2, what=step.dst)
+            node = node if node in program.graph else node.rpartition(".")[0]  # of a parameter
+            return StepPrice("sum", node, step.phase, machine.sum_seconds(size, len(step.srcs)), what=step.dst)
         case Accumulate():
             size = local_bytes(program, step.grad, dtype, machine.half_arrays)
             return StepPrice(
-                "sum", step.param.rsplit(".", 1)[0], step.phase, machine.copy_seconds(size), what=step.grad
+                "sum", step.param.rsplit(".", 1)[0], step.phase, machine.sum_seconds(size, 2), what=step.grad
             )
         case Update():
             size = max(
@@ -213,8 +220,17 @@ def _many(step: StartMany, program: Program, machine: Machine, dtype: str) -> St
 
 def owner(step: Compute, program: Program) -> str:
     """The layer whose grid a kernel runs on: for fused kernels, the one whose parameters it reads."""
-    params = (b.rpartition(".")[0] for b in step.reads if b in program.params)
-    return next(params, step.node)
+    shared = program.graph.shared
+    read = (b for b in step.reads if b in program.params or (shared and of_parameters(b)))
+    name = next((b.partition("@")[0].rpartition(".")[0] for b in read), step.node)
+    if name not in shared:
+        return name
+    near = [step.node]  # the layer itself, or what it was fused with
+    for at in near:
+        if program.graph[at].owner == name:
+            return at
+        near += program.graph[at].inputs
+    return name
 
 
 @lru_cache(maxsize=1 << 15)

@@ -29,7 +29,8 @@ class ArrayDataset(Dataset):
 
     def __init__(self, x: Array, normalisation: Normalisation, dtype: DTypeLike) -> None:
         self._x, self.normalisation, self._dtype = x, normalisation, np.dtype(dtype)
-        self.name, self.classes = "samples in memory", None
+        self.name = str(x.filename) if isinstance(x, np.memmap) else "samples in memory"
+        self.classes = None
         self.sample_shape, self.target_shape = x.shape[1:], ()
 
     def __len__(self) -> int:
@@ -37,10 +38,9 @@ class ArrayDataset(Dataset):
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._x[np.ix_(samples, *map(indices, box))]
-        self.normalisation.check_finite(part, samples, self.name)
         ruled = self.normalisation.rule is not None and part.size
         own = np.array([self.normalisation.statistics(self._x[i]) for i in samples.tolist()]) if ruled else None
-        return self.normalisation(part, self._dtype, indices(box[-1]), own)
+        return self.normalisation.checked(part, samples, self.name, self._dtype, indices(box[-1]), own)
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         raise DataError("samples in memory have no targets; they can be predicted, not evaluated.")

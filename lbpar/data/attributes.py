@@ -59,6 +59,12 @@ def as_classes(value: Any, where: str) -> tuple[int | None, tuple[str, ...]]:
     )
 
 
+def as_label_range(value: Any) -> tuple[int, int] | None:
+    """The least and the highest label from an attribute ``label_range``; None where it is missing or something else."""
+    given = np.asarray(() if value is None else value)
+    return (int(given[0]), int(given[1])) if given.shape == (2,) and given.dtype.kind in "iu" else None
+
+
 def _shown(value: Any) -> str:
     text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.errors import DataError
-from lbpar.layout.runs import Box, Runs
+from lbpar.layout.runs import Box, Runs, indices
 
 
 def middle(shape: Sequence[int], most: int) -> Box:
@@ -22,6 +22,22 @@ def middle(shape: Sequence[int], most: int) -> Box:
         box.append(((first, first + take),))
         most //= take
     return tuple(box)
+
+
+def touched(chunks: Sequence[int], shape: Sequence[int], box: Box) -> int:
+    """Elements of the chunks of one sample that hold a box of it.
+
+    Parameters
+    ----------
+    chunks : (samples, ...)
+    shape : (...)
+        Of a sample.
+    box : Box
+    """
+    return prod(
+        len({i // c for i in indices(runs).tolist()}) * min(c, e)
+        for runs, c, e in zip(box, chunks[1:], shape, strict=True)
+    )
 
 
 def check_box(box: Box, shape: Sequence[int], where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lbpar.data.dataset import Dataset
-from lbpar.data.hdf5 import Hdf5Dataset
+from lbpar.data.named import NamedDataset
 
 SAMPLED = 1 << 16
 """Elements of an array that count."""
@@ -34,6 +34,8 @@ def dataset_facts(name: str, dataset: Dataset) -> dict[str, object]:
         Field of the run file.
     dataset : Dataset
     """
+    if isinstance(dataset, NamedDataset):
+        return {k: v for part, one in dataset.parts.items() for k, v in dataset_facts(f"{name}, {part}", one).items()}
     facts: dict[str, object] = {
         f"{name}: number of samples": len(dataset),
         f"{name}: shape of a sample": dataset.sample_shape,
@@ -41,6 +43,5 @@ def dataset_facts(name: str, dataset: Dataset) -> dict[str, object]:
         f"{name}: classes": dataset.classes,
         f"{name}: scale, mean and std": dataset.normalisation,
     }
-    if isinstance(dataset, Hdf5Dataset):  # others are made from the run file
-        facts[f"{name}: content"] = checksum(dataset.glance())
+    facts[f"{name}: content"] = checksum(dataset.glance())
     return facts

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.config.paths import as_path
-from lbpar.data.array_files import read_idx_folder, read_npz, read_pair
 from lbpar.data.attributes import as_classes, find_attribute
 from lbpar.data.checks import check_samples, is_label
-from lbpar.data.cifar import read_cifar_folder
-from lbpar.data.folders import read_folder
-from lbpar.data.hdf5_files import read_hdf5
+from lbpar.data.formats.array_files import read_idx_folder, read_npz, read_pair
+from lbpar.data.formats.cifar import read_cifar_folder
+from lbpar.data.formats.folders import read_folder
+from lbpar.data.formats.hdf5_files import read_hdf5
+from lbpar.data.formats.pictures import SUFFIXES
+from lbpar.data.formats.volume_file import is_volume, stem
+from lbpar.data.formats.volumes import Fit, open_volumes
 from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import destination
-from lbpar.data.pictures import SUFFIXES
 from lbpar.data.pieces import Rows, pieces
-from lbpar.data.volume_file import is_volume
-from lbpar.data.volumes import Fit, open_volumes
-from lbpar.data.writer import Split, write
+from lbpar.data.writer import Further, Split, write
 from lbpar.errors import DataError
 
 Channels = Literal["auto", "last", "first", "none"]
@@ -45,8 +45,10 @@ def convert(
     pad: int | None = None,
     dtype: str | None = None,
     test_share: float | None = None,
-    x: str = "x",
-    y: str = "y",
+    x: str | Sequence[str] = "x",
+    y: str | Sequence[str] = "y",
+    chunk: Sequence[int] | None = None,
+    each: bool = False,
 ) -> list[Split]:
     """Convert one dataset to an HDF5 file, in the number type of the source.
 
@@ -56,7 +58,7 @@ def convert(
         One of: a directory of IDX files (``train-images-idx3-ubyte.gz`` and the like); an images and a labels file,
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
         directory of pictures per class, or with ``images`` and ``masks``, or with ``train``, ``val`` and ``test`` that hold
-        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel) or NPY; a volume and its label map; a directory
+        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel), NPY or raw; a volume and its label map; a directory
         of CIFAR-10's or CIFAR-100's binary files; an HDF5 file.
     out : str or Path
         The file to write; splits of other names that it has already are kept.
@@ -74,9 +76,13 @@ def convert(
     overwrite : bool
         Replace splits that the file has.
     spacing, shape, pad
-        How volumes come to one size; see `lbpar.data.volumes.Fit`.
+        How volumes come to one size; see `lbpar.data.formats.volumes.Fit`.
     dtype, test_share, x, y
-        Of HDF5 files; see `lbpar.data.hdf5_files.read_hdf5`.
+        Of HDF5 files; see `lbpar.data.formats.hdf5_files.read_hdf5`. Several names are several inputs and targets.
+    chunk : sequence of int, optional
+        Compress in chunks of this part of a sample.
+    each : bool
+        Of a folder of volumes and label maps: ``out`` is a folder, in which each volume gets a file of its own, of its own size.
 
     Returns
     -------
@@ -95,17 +101,34 @@ def convert(
             raise DataError(f"{p}: no such file or directory.")
     if classes is not None and not 1 <= classes < 1 << 31:
         raise DataError(f"convert: got {classes} classes, expected 1 or more, fewer than 2³¹.")
+    if chunk is not None and not (chunk and all(0 < n < 1 << 31 for n in chunk)):
+        raise DataError(
+            f"convert: got the chunk {list(chunk)}, expected whole numbers above 0, one for each dimension of a sample."
+        )
+    xs, ys = ([n] if isinstance(n, str) else list(n) for n in (x, y))
     if paths[0].suffix.lower() in (".h5", ".hdf5"):
         if len(paths) > 1 or (os.path.exists(out) and os.path.samefile(paths[0], out)):
             raise DataError(f"{paths[0]}: expected one HDF5 file, and another name for the new one.")
-        found = read_hdf5(paths[0], split, x, y, dtype, test_share)
-    elif dtype is not None or test_share is not None or (x, y) != ("x", "y"):
+        found = read_hdf5(paths[0], split, xs, ys, dtype, test_share)
+    elif dtype is not None or test_share is not None or (xs, ys) != (["x"], ["y"]):
         raise DataError(f"{paths[0]}: --type, --test-share, --x and --y are for HDF5 files.")
     else:
-        found = _read(paths, split, Fit(spacing, shape, pad))
+        found = _read(paths, split, Fit(spacing, shape, pad, each=each))
     splits = _labelled([_ready(s, channels) for s in found], classes)
+    most = max(len(values.shape) for s in splits for values in s.arrays().values()) - 1
+    if chunk is not None and len(chunk) > most:
+        raise DataError(
+            f"convert: got the chunk {list(chunk)}, expected {most} numbers at most, one for each dimension of a sample {tuple(splits[0].x.shape[1:])}."
+        )
+    if each:
+        if normalise or paths[0].suffix.lower() in (".h5", ".hdf5"):
+            raise DataError(
+                "convert: --each is for folders of volumes, and goes without --normalise, which would be another in each file; "
+                "`data: {normalise: zscore}` does it in training."
+            )
+        return _write_each(splits, as_path(out), gzip, overwrite, chunk)
     path, kept = destination(out, [s.name for s in splits], overwrite)
-    present = _present(path, kept)
+    present = _present(path, kept, splits[0].names)
     _check_alike([*present, *splits], path)
     attributes = present[0].attributes if present else _moments(splits[0]) if normalise else splits[0].attributes
     if normalise and "mean" not in attributes:
@@ -119,9 +142,30 @@ def convert(
             s.remarks.append(
                 f"{s.x.dtype} is read as it is, not scaled to 0 ... 1; --normalise gives mean 0 and deviation 1"
             )
-    splits = [replace(s, attributes=attributes, classes=number) for s in splits]
-    write(path, splits, gzip=gzip, overwrite=overwrite)
+    further = [s.further for s in splits]
+    if normalise:
+        own = {n: _moments(splits[0], more) for n, more in splits[0].further.items() if more.is_input}
+        further = [{n: replace(f, attributes=own.get(n, f.attributes)) for n, f in some.items()} for some in further]
+    splits = [
+        replace(s, attributes=attributes, classes=number, further=f) for s, f in zip(splits, further, strict=True)
+    ]
+    write(path, splits, gzip=gzip, overwrite=overwrite, chunk=chunk)
     return splits
+
+
+def _write_each(
+    splits: list[Split], out: Path, gzip: bool, overwrite: bool, chunk: Sequence[int] | None
+) -> list[Split]:
+    """A file for each split, named as what it comes from, in folders of their names."""
+    number, made = max(s.classes for s in splits), []
+    files = [out / s.name / f"{stem(Path(s.beside['files'][0].decode()))}.h5" for s in splits]
+    for path in files:
+        destination(path, [""], overwrite)  # refused before one is written
+    for path, s in zip(files, splits, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.append(replace(s, name="", classes=number))
+        write(path, made[-1:], gzip=gzip, overwrite=overwrite, chunk=chunk)
+    return [replace(s, name=str(path)) for s, path in zip(made, files, strict=True)]
 
 
 def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
@@ -131,7 +175,9 @@ def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
         origin = f"{first} and {paths[1]}: {words}, and a class per voxel"
         return [Split(split, x, y, origin=origin, beside=beside)]
     if fit and not (len(paths) == 1 and first.is_dir()):
-        raise DataError(f"{first}: --spacing, --shape and --pad are for folders of volumes, and pairs of NIfTI files.")
+        raise DataError(
+            f"{first}: --spacing, --shape, --pad and --each are for folders of volumes, and pairs of NIfTI files."
+        )
     if len(paths) == 2 and not any(p.is_dir() for p in paths):
         return read_pair(first, paths[1], split)
     if len(paths) != 1:
@@ -224,13 +270,14 @@ def _halved(y: Any) -> Rows:
     return Rows(y.shape, np.uint8, lambda rows: (y[int(rows[0]) : int(rows[-1]) + 1] // 255).astype(np.uint8))
 
 
-def _moments(split: Split) -> dict[str, Any]:
-    scale = 1 / 255 if split.x.dtype == np.uint8 else 1.0
-    mean, std = channel_moments(split.x, scale, split.origin)
+def _moments(split: Split, further: Further | None = None) -> dict[str, Any]:
+    x = split.x if further is None else further.values
+    scale = 1 / 255 if x.dtype == np.uint8 else 1.0
+    mean, std = channel_moments(x, scale, split.origin)
     return {"mean": mean, "std": std}
 
 
-def _present(path: Path, kept: list[str]) -> list[Split]:
+def _present(path: Path, kept: list[str], names_of: tuple[str, str]) -> list[Split]:
     """The splits that a file has and keeps; their arrays have a shape and a type only."""
     import h5py
 
@@ -238,7 +285,7 @@ def _present(path: Path, kept: list[str]) -> list[Split]:
     if kept:
         with h5py.File(path, "r", locking="best-effort") as file:
             for name in kept:
-                x, y = (file[name].get(n) for n in "xy")
+                x, y = (file[name].get(n) for n in names_of)
                 if isinstance(x, h5py.Dataset) and isinstance(y, h5py.Dataset):
                     where = f"{path}:/{name}"
                     number, names = as_classes(find_attribute("classes", y, file[name]), where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from math import prod
 from pathlib import Path
@@ -19,20 +19,23 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lbpar.config.paths import as_path
-from lbpar.data.attributes import as_classes, as_numbers, find_attribute
-from lbpar.data.box import middle, pieces, to_runs
+from lbpar.data.attributes import as_classes, as_label_range, as_numbers, find_attribute
+from lbpar.data.box import middle, pieces, to_runs, touched
 from lbpar.data.checks import check_samples, is_label
 from lbpar.data.dataset import Dataset
 from lbpar.data.normalise import Normalisation
+from lbpar.data.pieces import cuts
 from lbpar.data.stored import check_stored
-from lbpar.data.targets import target_pieces
+from lbpar.data.targets import SCAN, target_pieces
 from lbpar.errors import DataError
 from lbpar.hdf5_file import uninterrupted
-from lbpar.layout.runs import Box, box_shape, indices
+from lbpar.layout.runs import Box, box_intersect, box_shape, box_size, indices, positions, whole
 from lbpar.text import nearest
 
 Array = NDArray[Any]
 _log = logging.getLogger("lbpar")
+_ASKED = 256
+"""Boxes that are remembered to have been asked for."""
 
 
 class Hdf5Dataset(Dataset):
@@ -53,7 +56,7 @@ class Hdf5Dataset(Dataset):
     dtype : dtype
         float32 or float64: what reading returns.
     cache : int, bytes
-        A box that takes no more than this over all samples is read once and kept.
+        A box that takes no more than this over all samples is read and kept when it is asked for a second time.
 
     Attributes
     ----------
@@ -94,6 +97,7 @@ class Hdf5Dataset(Dataset):
         self._file: Any = None
         self._pid = -1
         self._kept: dict[tuple[str, Box], Array] = {}
+        self._asked: set[tuple[str, Box]] = set()
         self.classes: int | None = None
         self.class_names: tuple[str, ...] = ()
         self.normalisation = Normalisation()
@@ -107,17 +111,49 @@ class Hdf5Dataset(Dataset):
 
     def _read(self, samples: NDArray[np.int64], box: Box) -> Array:
         part = self._part(self._x, samples, box)
-        self.normalisation.check_finite(part, samples, self.name)
-        return self.normalisation(part, self._dtype, indices(box[-1]), self._statistics(samples))
+        own = self._statistics(samples)
+        return self.normalisation.checked(part, samples, self.name, self._dtype, indices(box[-1]), own)
 
-    def own_statistics(self, share: tuple[int, int]) -> dict[int, Array]:
-        """Statistics of a share (k of n) of the samples, where the normalisation has a rule that asks for whole samples."""
-        rule, (k, n) = self.normalisation.rule, share
+    def own_findings(self, samples: range, skip: bool = False) -> tuple[dict[int, Array], set[int]]:
+        rule = self.normalisation.rule
+        spoilt = self.own_spoilt(samples, targets=True) if skip and self._targets else set()
         if rule is None or not rule.asks:
-            return {}
+            return {}, spoilt | (self.own_spoilt(samples) if skip else set())
+        found: dict[int, Array] = {}
         with closing(self):
-            samples = range(*(len(self) * i // n for i in (k, k + 1)))
-            return {i: self._statistics(np.array([i]))[0] for i in samples}  # type: ignore[index]
+            for i in samples:
+                sample = self._whole(i)
+                if skip and sample.dtype.kind == "f" and not np.isfinite(sample).all():
+                    spoilt.add(i)
+                elif i not in spoilt:
+                    found[i] = self._statistics_of(i, sample)
+        return found, spoilt
+
+    def learn(self, statistics: Mapping[int, Array]) -> None:
+        self.statistics |= statistics
+
+    def own_spoilt(self, samples: range, targets: bool = False) -> set[int]:
+        """Which of some samples have values, or targets, that are not finite; read a few million at a time."""
+        found = set[int]()
+        name, shape = (self._y, self.target_shape) if targets else (self._x, self.sample_shape)
+        if self._types[name].kind != "f":
+            return found
+        with closing(self):
+            for rows, *planes in cuts((len(samples), *shape), SCAN):
+                which, box = np.array(samples[rows]), whole(shape)
+                if planes:
+                    lo, hi, _ = planes[0].indices(shape[0])
+                    box = (((lo, hi),), *box[1:])
+                bad = ~np.isfinite(self._slabs(name, which, box).reshape(len(which), -1)).all(axis=1)
+                found.update(which[bad].tolist())
+        return found
+
+    def _whole(self, i: int) -> Array:
+        return self._slabs(self._x, np.array([i]), whole(self.sample_shape))[0]
+
+    def _statistics_of(self, i: int, sample: Array) -> Array:
+        self.normalisation.check_finite(sample[None], [i], self.name)
+        return self.normalisation.statistics(sample)
 
     def _statistics(self, samples: NDArray[np.int64]) -> Array | None:
         """Of each of the samples; those that are not known yet are read whole."""
@@ -125,18 +161,30 @@ class Hdf5Dataset(Dataset):
             return None
         for i in samples.tolist():
             if i not in self.statistics:
-                whole = self._slabs(self._x, np.array([i]), tuple(((0, e),) for e in self.sample_shape))[0]
-                self.normalisation.check_finite(whole[None], [i], self.name)
-                self.statistics[i] = self.normalisation.statistics(whole)
+                self.statistics[i] = self._statistics_of(i, self._whole(i))
         return np.array([self.statistics[i] for i in samples.tolist()]).reshape(-1, 4, self.sample_shape[-1])
 
     def _read_targets(self, samples: NDArray[np.int64], box: Box) -> Array:
         if not self._targets:
             raise DataError(f"{self.name}: opened without targets; its samples can be predicted, not evaluated.")
-        return self._part(self._y, samples, box).astype(np.int64 if self._labels else self._dtype)
+        part = self._part(
+            self._y, samples, box
+        )  # labels stay as narrow as they are stored; kernels widen what they work on
+        return part if self._labels else part.astype(self._dtype)
 
     def normalise_like(self, other: Normalisation) -> None:
-        """Take mean and standard deviation of other data; says so where the file names its own."""
+        """Take mean and standard deviation of other data; says so where the file names its own.
+
+        Raises
+        ------
+        DataError
+            The file names no scale, and that of its type is not that of the other data.
+        """
+        if not self._scaled:
+            hint = (
+                f"Give '{self._x}' of {self._path} the attribute `scale` that makes its numbers those that training saw"
+            )
+            self.normalisation.check_scale(other, self.name, self._types[self._x], hint)
         own, self.normalisation = self.normalisation, self.normalisation.like(other)
         self.statistics = self.statistics if own.rule == other.rule else {}
         if own != self.normalisation and (own.mean, own.std) != (None, None):
@@ -172,7 +220,7 @@ class Hdf5Dataset(Dataset):
         return found if len(found) == len(names) and all(len(a) == len(self) for a in found) else None
 
     def count_labels(self) -> Counter[int]:
-        """How often each label occurs, for labels per sample."""
+        """How often each label occurs."""
         counts: Counter[int] = Counter()
         with closing(self):
             for _, part in target_pieces(self):
@@ -197,16 +245,28 @@ class Hdf5Dataset(Dataset):
             raise DataError(f"{self.name}: got the sample index {bad}, expected 0 to {len(self) - 1}.")
         if not len(samples) or 0 in shape:
             return np.empty((len(samples), *shape), self._types[name])
-        kept = self._kept.get((name, box))
-        if kept is None:
-            size = prod(shape) * len(self) * self._types[name].itemsize
-            if sum(a.nbytes for a in self._kept.values()) + size <= self._room:
-                kept = self._kept[name, box] = self._slabs(name, np.arange(len(self)), box)
+        kept = self._from_memory(name, samples, box)
         if kept is not None:
-            return kept[samples]
+            return kept
         unique, order = np.unique(samples, return_inverse=True)
         slabs = self._slabs(name, unique, box)
         return slabs if np.array_equal(unique, samples) else slabs[order]
+
+    def _from_memory(self, name: str, samples: NDArray[np.int64], box: Box) -> Array | None:
+        """What is kept, of this box or one around it. A box is kept when it is asked for again: random ones seldom are."""
+        for (other, held), kept in self._kept.items():
+            if other == name and box_intersect(held, box) == box:
+                for d, (part, around) in enumerate(zip(box, held, strict=True), 1):
+                    kept = kept[(slice(None),) * d + (positions(part, around),)]
+                return kept[samples]
+        size = box_size(box) * len(self) * self._types[name].itemsize
+        if size > self._room - sum(a.nbytes for a in self._kept.values()):
+            return None
+        if (name, box) not in self._asked:
+            self._asked = {*self._asked, (name, box)} if len(self._asked) < _ASKED else {(name, box)}
+            return None
+        kept = self._kept[name, box] = self._slabs(name, np.arange(len(self)), box)
+        return kept[samples]
 
     def _slabs(self, name: str, samples: NDArray[np.int64], box: Box) -> Array:
         """Read increasing samples, neighbours in one go."""
@@ -218,7 +278,18 @@ class Hdf5Dataset(Dataset):
                 for there, here in pieces(box):
                     source.read_direct(out, (slice(lo, hi), *there), (slice(at, at + hi - lo), *here))
                 at += hi - lo
+        self.bytes_read = self.bytes_read + self._bytes(source.chunks, source.shape, samples, box, out)
         return out
+
+    @staticmethod
+    def _bytes(
+        chunks: tuple[int, ...] | None, shape: tuple[int, ...], samples: NDArray[np.int64], box: Box, part: Array
+    ) -> tuple[int, int]:
+        """Read, whole chunks at a time, and wanted; what HDF5 keeps of chunks from call to call is not known here."""
+        if chunks is None or not part.size:
+            return part.nbytes, part.nbytes
+        of_samples = len(set((samples // chunks[0]).tolist())) * min(chunks[0], shape[0])
+        return of_samples * touched(chunks, shape[1:], box) * part.itemsize, part.nbytes
 
     def _open(self) -> Any:
         if self._file is None or self._pid != os.getpid():
@@ -287,10 +358,12 @@ class Hdf5Dataset(Dataset):
         self.identity = self._identity(xs)
         self._length, self.sample_shape, self.target_shape = xs.shape[0], xs.shape[1:], ys.shape[1:]
         self._labels, self.target_name = is_label(ys), self._y
+        self.chunks: tuple[int, ...] | None = xs.chunks
         self.storage = f"{xs.dtype}, {f'{xs.compression} chunks {xs.chunks}' if xs.chunks else 'contiguous'}"
         self._types = {self._x: xs.dtype.newbyteorder("="), self._y: ys.dtype.newbyteorder("=")}
-        self._targets = y is not None
+        self._targets = self.has_targets = y is not None
         said, self.class_names = as_classes(find_attribute("classes", ys, group), self.name) if y else (None, ())
+        self.label_range = as_label_range(find_attribute("label_range", ys, group)) if self._labels else None
         if self._labels:
             self.classes = min((c for c in (said, classes) if c is not None), default=None)
         scale, mean, std = (
@@ -299,6 +372,7 @@ class Hdf5Dataset(Dataset):
         )
         if std is not None and not min(std) > 0:
             raise DataError(f"{self.name}: attribute 'std' is {std.tolist()}, expected numbers above 0.")
+        self._scaled = scale is not None
         self.normalisation = Normalisation(
             scale.item() if scale is not None else 1 / 255 if xs.dtype == np.uint8 else 1.0,
             mean if mean is None else tuple(np.broadcast_to(mean, xs.shape[-1:]).tolist()),
@@ -316,9 +390,9 @@ class Hdf5Dataset(Dataset):
         groups = [n for n, o in group.items() if isinstance(o, h5py.Group)]
         have = f"datasets {', '.join(names) or 'none'}" + (f"; groups {', '.join(groups)}" if groups else "")
         near = nearest(name, names)
-        hint = f"; {near}" if near else ". "
+        hint, of_split = f"; {near}" if near else ". ", f" for the split '{split}'" if split else ""
         raise DataError(
-            f"{self.name}: no dataset '{name}' for the split '{split}'{hint}There are {have}. "
+            f"{self.name}: no dataset '{name}'{of_split}{hint}There are {have}. "
             "Name them in the run file (data.x, data.y), or a group as in `data: {test: FILE:/GROUP}`."
         )
 

@@ -29,15 +29,7 @@ class ManyFiles(Hdf5Dataset):
     """
 
     def __init__(self, files: tuple[str, ...], split: str = "train", **options: Any) -> None:
-        found = [
-            f for name in files for f in (sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name])
-        ]
-        self._shown = files[0] if len(files) == 1 else f"{len(files)} files, from {files[0]}"
-        if not found:
-            raise DataError(f"data.{split}: no file is called {', '.join(files)}.")
-        double = next((f for i, f in enumerate(found) if f in found[:i]), None)
-        if double is not None:
-            raise DataError(f"data.{split}: {double} comes twice; name each file once.")
+        found, self._shown = found_files(files, split)
         self._files, self._split = [os.path.abspath(f) for f in found], split
         self._names = options.get("x", "x"), options.get("y", "y")
         self._parts: list[tuple[Any, ...]] = []
@@ -62,7 +54,15 @@ class ManyFiles(Hdf5Dataset):
         for k, name in enumerate(self._names):
             if name is not None:
                 made[name].attrs.update(self._parts[0][3][k])
-        return made
+        made.flush()
+        image = made.id.get_file_image()
+        made.close()
+        # HDF5 opens files that a virtual dataset refers to as its own file was opened: to be written, each would be one process's alone.
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_fapl_core(backing_store=False)
+        access.set_file_image(image)
+        access.set_file_locking(True, True)
+        return h5py.File(h5py.h5f.open(f"{uuid4()}.h5".encode(), h5py.h5f.ACC_RDONLY, access))
 
     def _look(self, file: str) -> tuple[Any, ...]:
         """Shapes, types, group and attributes of one file, which must fit those of the first."""
@@ -101,6 +101,17 @@ class ManyFiles(Hdf5Dataset):
 
     def _identity(self, xs: Any) -> tuple[Any, ...]:
         return tuple((s.st_dev, s.st_ino) for s in map(os.stat, self._files))
+
+
+def found_files(files: tuple[str, ...], split: str) -> tuple[list[str], str]:
+    """The files that paths and patterns name, and what to call them all; none may come twice."""
+    found = [f for name in files for f in (sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name])]
+    if not found:
+        raise DataError(f"data.{split}: no file is called {', '.join(files)}.")
+    double = next((f for i, f in enumerate(found) if f in found[:i]), None)
+    if double is not None:
+        raise DataError(f"data.{split}: {double} comes twice; name each file once.")
+    return found, files[0] if len(files) == 1 else f"{len(files)} files, from {files[0]}"
 
 
 def _plain(value: Any) -> Any:

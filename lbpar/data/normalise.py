@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from lbpar.data.rules import Rule, applied
 from lbpar.errors import DataError
 
 Array = NDArray[Any]
+LARGE = 1e6
+"""Values beyond this are beyond what networks are made for."""
 _PIECE = 1 << 16  # elements worked on at a time
 
 
@@ -44,8 +46,16 @@ class Normalisation:
     def statistics(self, x: Array) -> Array:
         """What the rule makes of a whole sample as stored (`Rule.statistics`)."""
         assert self.rule is not None
+        return self.rule.statistics(self._wide(x))
+
+    def streamed(self, pieces: Callable[[int], Iterator[Array]], channels: int) -> Array:
+        """The same of a sample whose channels come in pieces, as stored (`Rule.streamed`)."""
+        assert self.rule is not None
+        return self.rule.streamed(lambda c: map(self._wide, pieces(c)), channels)
+
+    def _wide(self, x: Array) -> Array:
         wide = x.astype(np.result_type(x.dtype, np.float32))
-        return self.rule.statistics(wide * wide.dtype.type(self.scale) if self.scale != 1 else wide)
+        return wide * wide.dtype.type(self.scale) if self.scale != 1 else wide
 
     def __call__(
         self, x: Array, dtype: DTypeLike, channels: Any = slice(None), statistics: Array | None = None
@@ -100,7 +110,14 @@ class Normalisation:
         return {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}  # the rule as fields
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Normalisation:
+    def of(cls, state: Mapping[str, Any]) -> Normalisation | Normalisations:
+        """From `state_dict`, or from that of several inputs."""
+        if "scale" not in state:
+            return Normalisations({name: cls.of_one(one) for name, one in state.items()})
+        return cls.of_one(state)
+
+    @classmethod
+    def of_one(cls, state: Mapping[str, Any]) -> Normalisation:
         """From `state_dict`."""
         mean, std = (None if state[n] is None else tuple(state[n]) for n in ("mean", "std"))
         return cls(state["scale"], mean, std, state["integers"], Rule.of(state.get("rule")), state.get("zero", False))
@@ -128,6 +145,20 @@ class Normalisation:
                 "stored. Give the values as the file has them, or normalised=True for values that need no change."
             )
 
+    def check_scale(self, other: Normalisation, name: str, stored: DTypeLike, remedy: str) -> None:
+        """Refuse data that nobody gave a scale, where the training data have another one: what their numbers mean is not known.
+
+        Raises
+        ------
+        DataError
+            Names ``name``, both scales and the ``remedy``.
+        """
+        if self.scale != other.scale:
+            raise DataError(
+                f"{name}: it holds {np.dtype(stored)} without a scale of its own, which counts as scaled by {self.scale:g}, but the training "
+                f"data are scaled by {other.scale:g}. {remedy}."
+            )
+
     def check_finite(self, x: Array, samples: Iterable[int], name: str) -> None:
         """Refuse parts x of samples, as stored, with values that are not finite, unless these are made 0.
 
@@ -138,7 +169,51 @@ class Normalisation:
         """
         if x.dtype.kind != "f" or self.zero or np.isfinite(x).all():
             return
-        bad = next(i for i, one in zip(samples, x, strict=True) if not np.isfinite(one).all())
         raise DataError(
-            f"{name}: sample {bad} has values that are not finite. Mend it, or train with data.nan: zero, which makes them 0."
+            f"{name}: sample {first_bad(x, samples)} has values that are not finite. Mend it; training may make them 0 "
+            "(data.nan: zero) or leave such samples out (data.nan: skip)."
         )
+
+    def checked(
+        self,
+        x: Array,
+        samples: Iterable[int],
+        name: str,
+        dtype: DTypeLike,
+        channels: Any = slice(None),
+        statistics: Array | None = None,
+    ) -> Array:
+        """Parts of samples as a network is given them, which are finite; parameters as of the call and of `check_finite`.
+
+        Raises
+        ------
+        DataError
+            As of `check_finite`, or the first sample with values that are finite as stored, but not in ``dtype``.
+        """
+        self.check_finite(x, samples, name)
+        with np.errstate(over="ignore"):
+            out = self(x, dtype, channels, statistics)
+        if x.dtype.kind == "f" and x.dtype.itemsize > out.dtype.itemsize and not np.isfinite(out).all():
+            raise DataError(
+                f"{name}: sample {first_bad(out, samples)} has values that are too large for {out.dtype}. Give the dataset a scale, or a mean "
+                "and a deviation, or set engine.dtype: float64."
+            )
+        return out
+
+
+def largest(arrays: Iterable[Array]) -> float:
+    """The largest real number, without its sign."""
+    return max((float(np.abs(a).max()) for a in arrays if a.dtype.kind == "f" and a.size), default=0.0)
+
+
+def first_bad(x: Array, samples: Iterable[int]) -> int:
+    """The first of the samples, of which x holds parts, that has values which are not finite."""
+    return next(i for i, one in zip(samples, x, strict=True) if not np.isfinite(one).all())
+
+
+class Normalisations(dict[str, Normalisation]):
+    """Of each of several inputs, by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep; JSON values."""
+        return {name: one.state_dict() for name, one in self.items()}

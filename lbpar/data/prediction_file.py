@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.data.dataset import Dataset
+from lbpar.data.formats.volume_file import look_volume, stem
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.new_file import check_room, new_file
+from lbpar.data.normalise import first_bad
 from lbpar.data.volume_dataset import VolumeDataset
-from lbpar.data.volume_file import look_volume, stem
 from lbpar.errors import DataError
 from lbpar.whole_file import beside
 
 Array = NDArray[Any]
 Put = Callable[[tuple[slice, ...], Array], None]
+PutNamed = Callable[[str, tuple[slice, ...], Array], None]
 SUFFIXES = (".h5", ".hdf5", ".npy", ".nii", ".nii.gz")
 _HEADER = 352  # of a NIfTI file: bytes before its values
 
@@ -66,13 +68,44 @@ def prediction_file(
             f"predict: the network's output has the shape {tuple(shape[1:])}, expected a score per class for labels."
         )
     if path.suffix in (".h5", ".hdf5"):
-        return _hdf5(path, shape, dtype, labels)
+        return _alone(several_in_hdf5(path, {"y": shape}, dtype, {"y": "labels"} if labels else {}))
     if labels:
         shape, dtype = shape[:-1], label_type(shape[-1])
     if path.suffix == ".npy":
         return _with_labels(_npy(path, shape, dtype), labels)
     places = _places(path, data, shape, labels)
     return _with_labels(_volumes(path, places, () if labels or shape[-1] == 1 else (shape[-1],), dtype), labels)
+
+
+def described(path: Path, data: Any, shape: Sequence[int], dtype: np.dtype[Any], labels: bool) -> str:
+    """What such a file holds, in words; parameters as of `prediction_file`."""
+    hdf5 = path.suffix in (".h5", ".hdf5")
+    channels = [] if labels and not hdf5 else [shape[-1]]
+    dtype = label_type(shape[-1]) if labels and not hdf5 else dtype
+    beside_it = ", and labels" if labels and hdf5 else ""
+    if hdf5 or path.suffix == ".npy":
+        return f"{' x '.join(map(str, [*shape[:-1], *channels]))}, {dtype}{beside_it}"
+    sizes = [p.size for p in _places(path, data, shape, False)]
+    first = " x ".join(map(str, [*sizes[0], *(c for c in channels if c > 1)]))
+    if len(sizes) == 1:
+        return f"{first}, {dtype}"
+    return f"{len(sizes)} volumes {'like' if len({*sizes}) > 1 else 'of'} {first}, {dtype}"
+
+
+def check_scores(part: Array, output: str, first: int = 0) -> None:
+    """Refuse scores of an output that are not finite, from sample ``first`` on.
+
+    Raises
+    ------
+    DataError
+        Names the first sample.
+    """
+    if not np.isfinite(part).all():
+        bad = first_bad(part, range(first, first + len(part)))
+        raise DataError(
+            f"predict: output {output!r} of sample {bad} is not finite; the sample has values far from those of training, or "
+            "the network's weights are not finite."
+        )
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -91,21 +124,35 @@ def label_type(classes: int) -> np.dtype[Any]:
 @contextmanager
 def _with_labels(file: AbstractContextManager[Put], labels: bool) -> Iterator[Put]:
     with file as put:
-        yield (lambda where, part: put(where, part.argmax(-1))) if labels else put
+        yield (lambda where, part: put(where[: part.ndim - 1], part.argmax(-1))) if labels else put
 
 
 @contextmanager
-def _hdf5(path: Path, shape: Sequence[int], dtype: np.dtype[Any], labels: bool) -> Iterator[Put]:
-    check_room(path.resolve(), prod(shape) * dtype.itemsize)
-    with new_file(path, []) as (file, check):
-        scores = file.create_dataset("y", tuple(shape), dtype)
-        maps = file.create_dataset("labels", tuple(shape[:-1]), label_type(shape[-1])) if labels else None
+def _alone(file: AbstractContextManager[PutNamed]) -> Iterator[Put]:
+    with file as put:
+        yield lambda where, part: put("y", where, part)
 
-        def put(where: tuple[slice, ...], part: Array) -> None:
+
+@contextmanager
+def several_in_hdf5(
+    path: Path, shapes: Mapping[str, Sequence[int]], dtype: np.dtype[Any], labels: Mapping[str, str]
+) -> Iterator[PutNamed]:
+    """A file with a dataset of scores for each output; parameters as of `prediction_file`.
+
+    ``labels``: for outputs whose best class is wanted as well, the name of its dataset.
+    """
+    check_room(path.resolve(), sum(map(prod, shapes.values())) * dtype.itemsize)
+    with new_file(path, []) as (file, check):
+        for name, shape in shapes.items():
+            file.create_dataset(name, tuple(shape), dtype)
+            if name in labels:
+                file.create_dataset(labels[name], tuple(shape[:-1]), label_type(shape[-1]))
+
+        def put(name: str, where: tuple[slice, ...], part: Array) -> None:
             try:
-                scores[where] = part
-                if maps is not None:
-                    maps[where] = part.argmax(-1)
+                file[name][where] = part
+                if name in labels:
+                    file[labels[name]][where[: part.ndim - 1]] = part.argmax(-1)
                 check()
             except OSError as e:  # told to all ranks, which wait for this one
                 raise DataError(f"{path}: cannot write: {e.strerror or e}. Nothing was changed.") from e

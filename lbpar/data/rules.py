@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lbpar.data.streamed import moments, percentiles
 
 Array = NDArray[Any]
 
@@ -38,25 +40,39 @@ class Rule:
 
     def statistics(self, x: Array) -> Array:
         """float64 (4, C) of a whole sample: the least and largest value, what is subtracted, and the factor."""
-        out = np.empty((4, x.shape[-1]))
-        for c in range(x.shape[-1]):
-            out[:, c] = self._of(x[..., c])
-        return out
+        return np.array([self._of(self._counted(x[..., c])) for c in range(x.shape[-1])]).T
+
+    def streamed(self, pieces: Callable[[int], Iterator[Array]], channels: int) -> Array:
+        """The same, to rounding, of a sample whose channels come in pieces of float32 or float64, as often as they are asked for."""
+
+        def of_channel(c: int) -> tuple[float, float, float, float]:
+            def counted() -> Iterator[Array]:
+                return map(self._counted, pieces(c))
+
+            if self.name == "zscore":
+                number, mean, std = moments(counted)
+                return _centred(mean, std) if number else _NOTHING
+            if self.name == "percentile":
+                ends = percentiles(counted, (self.low, self.high))
+                return _clipped(*ends) if ends else _NOTHING
+            return self._of(np.empty(0))
+
+        return np.array([of_channel(c) for c in range(channels)]).T
+
+    def _counted(self, x: Array) -> Array:
+        """The elements that count in statistics."""
+        x = x[np.isfinite(x)] if x.dtype.kind == "f" else x.reshape(-1)
+        return x[x != 0] if self.nonzero else x
 
     def _of(self, x: Array) -> tuple[float, float, float, float]:
         if self.name == "window":
-            low, high = self.low, self.high
-        else:
-            x = x[np.isfinite(x)] if x.dtype.kind == "f" else x.reshape(-1)
-            x = x[x != 0] if self.nonzero else x
-            if not x.size:
-                return -np.inf, np.inf, 0.0, 1.0
-            if self.name == "zscore":
-                wide = x.astype(np.float64)
-                mean, std = wide.mean(), wide.std()
-                return -np.inf, np.inf, float(mean), 1.0 / std if std > 8 * np.finfo(float).eps * abs(mean) else 1.0
-            low, high = (float(v) for v in np.percentile(x, (self.low, self.high)))
-        return low, high, low, 1.0 / (high - low) if high > low else 1.0
+            return _clipped(self.low, self.high)
+        if not x.size:
+            return _NOTHING
+        if self.name == "zscore":
+            wide = x.astype(np.float64)
+            return _centred(float(wide.mean()), float(wide.std()))
+        return _clipped(*(float(v) for v in np.percentile(x, (self.low, self.high))))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -66,6 +82,18 @@ class Rule:
     def of(cls, state: Mapping[str, Any] | None) -> Rule | None:
         """From `state_dict`, or from fields of the run file."""
         return None if state is None else cls(**state)
+
+
+_NOTHING = (-np.inf, np.inf, 0.0, 1.0)
+"""Where no element counts."""
+
+
+def _centred(mean: float, std: float) -> tuple[float, float, float, float]:
+    return -np.inf, np.inf, mean, 1.0 / std if std > 8 * np.finfo(float).eps * abs(mean) else 1.0
+
+
+def _clipped(low: float, high: float) -> tuple[float, float, float, float]:
+    return low, high, low, 1.0 / (high - low) if high > low else 1.0
 
 
 def applied(x: Array, statistics: Array) -> Array:

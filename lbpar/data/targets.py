@@ -24,8 +24,9 @@ def check_targets(
     limits: tuple[float, float] | None = None,
     share: tuple[int, int] = (0, 1),
     ignore: int | None = None,
+    skip: bool = False,
 ) -> int:
-    """Read targets, a few million at a time, and refuse those out of range.
+    """Read targets, a few million at a time, and refuse those out of range; labels whose range the file tells, only if that does not fit.
 
     Parameters
     ----------
@@ -39,6 +40,8 @@ def check_targets(
         (k, n): read the k-th of n parts of the samples only, as the k-th of n ranks that tell each other.
     ignore : int, optional
         The one label that may lie outside: positions that have it count nowhere.
+    skip : bool
+        Real targets may be other than finite: their samples are left out.
 
     Returns
     -------
@@ -50,52 +53,90 @@ def check_targets(
     DataError
         Names the first target out of range, its sample, and what to do.
     """
-    limit = min((c for c in (dataset.classes, classes) if c is not None), default=None)
     top = -1
-    for at, part in target_pieces(dataset, share):
-        labels = limits is None and is_label(part)
-        low, high = (0, inf if limit is None else limit - 1) if labels else limits or (-inf, inf)
-        if labels and ignore is not None:
-            counted = part[part != ignore]
-            if not counted.size:
-                continue
-            least, most = counted.min(), counted.max()
-        else:
-            least, most = part.min(), part.max()  # NaN if there is one
-        if not (low <= least and most <= high) or isinf(least) or isinf(most):
-            fits = (part >= low) & (part <= high) & np.isfinite(part)
-            if labels and ignore is not None:
-                fits |= part == ignore
-            place = np.argwhere(~fits)[0]
-            name = getattr(dataset, "target_name", "")
-            where = f"in sample {at + int(place[0])}" + (f" of '{name}'" if name else "")
-            wanted = _classes(dataset, limit) if labels else _numbers(high)
-            raise DataError(
-                f"{dataset.name}: got the {'label' if labels else 'target'} {part[tuple(place)]} {where}, expected {wanted}"
-            )
-        top = max(top, int(most)) if labels else top
+    for start, one, there in dataset.alike(own_range(dataset, share)):
+        known = getattr(one, "label_range", None)
+        if known is not None and limits is None and 0 <= known[0] <= known[1] <= _highest(dataset, classes):
+            top = max(top, known[1])
+            continue
+        for first, part, _ in alike_targets(one, there):
+            at = start + first - there.start
+            top = max(top, check_part(dataset, part, range(at, at + len(part)), classes, limits, ignore, skip))
     return top
+
+
+def check_part(
+    dataset: Any,
+    part: Array,
+    samples: Sequence[int] | Array,
+    classes: int | None = None,
+    limits: tuple[float, float] | None = None,
+    ignore: int | None = None,
+    skip: bool = False,
+) -> int:
+    """The same for targets that were read, or a part of them, of samples of the given numbers."""
+    most_label = _highest(dataset, classes)
+    labels = limits is None and is_label(part)
+    low, high = (0, most_label) if labels else limits or (-inf, inf)
+    excused = labels and ignore is not None
+    counted = part
+    if excused or (skip and part.dtype.kind == "f"):
+        counted = part[part != ignore if excused else np.isfinite(part)]
+    if not counted.size:
+        return -1
+    least, most = counted.min(), counted.max()  # NaN if there is one
+    if not (low <= least and most <= high) or isinf(least) or isinf(most):
+        fits = (part >= low) & (part <= high) & np.isfinite(part)
+        if excused:
+            fits |= part == ignore
+        elif skip:
+            fits |= ~np.isfinite(part)
+        place = np.argwhere(~fits)[0]
+        name = getattr(dataset, "target_name", "")
+        where = f"in sample {samples[int(place[0])]}" + (f" of '{name}'" if name else "")
+        wanted = _classes(dataset, most_label) if labels else _numbers(high)
+        raise DataError(
+            f"{dataset.name}: got the {'label' if labels else 'target'} {part[tuple(place)]} {where}, expected {wanted}"
+        )
+    return int(most) if labels else -1
 
 
 def target_pieces(dataset: Any, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[int, Array]]:
     """Yield a share of all targets as (first sample, targets, or a part of them, of some samples)."""
-    (k, n), stored = share, getattr(dataset, "stored_targets", None)
-    first, last = (len(dataset) * i // n for i in (k, k + 1))
-    for rows, *space in cuts((last - first, *dataset.target_shape), SCAN, whole=stored is None):
-        at, end = first + rows.start, min(first + rows.stop, last)
-        part = stored(slice(at, end), *space) if stored else dataset.read_targets(np.arange(at, end))
+    for start, one, there in dataset.alike(own_range(dataset, share)):
+        for at, part, _ in alike_targets(one, there):
+            yield start + at - there.start, part
+
+
+def alike_targets(dataset: Any, samples: range) -> Iterator[tuple[int, Array, int]]:
+    """Yield targets of samples of one size as (first sample, targets, or a part of them, of some samples, where that part begins)."""
+    stored = getattr(dataset, "stored_targets", None)
+    for rows, *space in cuts((len(samples), *dataset.target_shape), SCAN, whole=stored is None):
+        some = samples[rows]
+        part = stored(slice(some.start, some.stop), *space) if stored else dataset.read_targets(np.array(some))
         if part.size:
-            yield at, part
+            yield some.start, part, space[0].start if space and stored else 0
 
 
-def _classes(dataset: Any, limit: int | None) -> str:
+def own_range(dataset: Any, share: tuple[int, int]) -> range:
+    """Numbers of the k-th of n parts of the samples."""
+    k, n = share
+    return range(*(len(dataset) * i // n for i in (k, k + 1)))
+
+
+def _highest(dataset: Any, classes: int | None) -> float:
+    """The highest label that fits a network and the dataset."""
+    return min((c - 1 for c in (dataset.classes, classes) if c is not None), default=inf)
+
+
+def _classes(dataset: Any, highest: float) -> str:
     names: Sequence[str] = getattr(dataset, "class_names", ())
     named = f": {', '.join(names[:10])}" if names else ""
-    allowed = "0 or more" if limit is None else f"0 to {limit - 1} ({limit} classes{named})"
+    allowed = "0 or more" if isinf(highest) else f"0 to {highest} ({highest + 1} classes{named})"
     return f"{allowed}. Correct the labels or the network's number of classes."
 
 
 def _numbers(high: float) -> str:
     if isinf(high):
-        return "a finite number. Fill the gaps, or leave such samples out."
+        return "a finite number. Fill the gaps, or leave such samples out (data.nan: skip)."
     return f"0 to {high:g}: the loss takes probabilities. Store masks as 0 and 1, or take another loss."

@@ -91,6 +91,9 @@ class Engine(Rules):
         """
         return nullcontext()
 
+    def agree(self, exchange: Callable[[Any], Sequence[Any]]) -> None:
+        """Let all ranks choose alike among ways to compute that they have timed; ``exchange`` gathers an object of each. Collective."""
+
     # -- convolution -----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -398,7 +401,7 @@ class Engine(Rules):
         """Sum of each block of ``factors`` elements; dy's extents must be multiples of the factors."""
 
     @abstractmethod
-    def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
+    def dropout(self, x: Array, rate: float, key: int | Array, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         """``x / (1 - rate)`` where kept, else 0; the same call on dy is the backward pass.
 
         Parameters
@@ -406,6 +409,7 @@ class Engine(Rules):
         x : any shape
         rate : probability of dropping, 0 to 1
         key : 64-bit integer, one per layer and step (`lbpar.random.fold`)
+            An engine that `captures` also takes an array of one uint64.
         index : per dimension, one int64 on the host for each place along it
             Their sum over the dimensions is the flat index of an element in the global tensor. Whether it is kept depends
             on key and index alone, so it is the same however the tensor is split.
@@ -443,13 +447,7 @@ class Engine(Rules):
             self._put(y, box, conv(x, w, b, moved, groups, [stop - start for start, stop in box]))
 
     def conv_backward_data_parts(
-        self,
-        dy: Array,
-        w: Array,
-        win: Window,
-        groups: int,
-        dx: Array,
-        boxes: Sequence[Sequence[tuple[int, int]]],
+        self, dy: Array, w: Array, win: Window, groups: int, dx: Array, boxes: Sequence[Sequence[tuple[int, int]]]
     ) -> None:
         """Write some boxes of ``dx = conv_backward_data(dy, w, win, groups, dx's extents)`` and nothing else of dx."""
         for box in boxes:
@@ -473,13 +471,7 @@ class Engine(Rules):
         return y
 
     def conv_backward_data_inside(
-        self,
-        dy: Array,
-        w: Array,
-        win: Window,
-        groups: int,
-        in_spatial: Sequence[int],
-        box: Sequence[tuple[int, int]],
+        self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int], box: Sequence[tuple[int, int]]
     ) -> Array:
         """A new dx of which one box is as `conv_backward_data_parts` writes it, and the rest of no use to anybody."""
         dx = self.empty((dy.shape[0], *in_spatial, w.shape[-1] * groups), dy.dtype)
@@ -534,10 +526,8 @@ class Engine(Rules):
         return self.add([self.norm_backward_data(x, dy, mean, invstd, scale, sums, count), more])
 
     def on_host(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a NumPy function makes of arrays and other things: of an op that no engine has kernels of its own for.
-
-        Engines of devices copy the arrays to the host, and what it returns (an array, or a tuple of them) back.
-        """
+        """What a NumPy function makes of arrays and other things: of an op that most engines have no kernels of their own for. Engines
+        of devices that have none copy the arrays to the host, and what it returns (an array, or a tuple of them) back."""
         return function(*args)
 
     # -- split softmax and losses ----------------------------------------------------------------------------------

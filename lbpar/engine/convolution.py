@@ -39,7 +39,7 @@ def forward(x: Array, w: Array, b: Array | None, win: Window, groups: int, out_s
         y[...] = 0 if b is None else b
     elif width == 1 and groups > 1:
         _depthwise_forward(x, w, b, win, y)
-    elif groups == 1 and _is_pointwise(win, x.shape[1:-1], out_spatial):
+    elif groups == 1 and is_pointwise(win, x.shape[1:-1], out_spatial):
         np.matmul(x.reshape(-1, width), w.reshape(features, width).T, out=y.reshape(-1, features))
         if b is not None:
             y += b
@@ -91,7 +91,7 @@ def backward_weights(x: Array, dy: Array, win: Window, groups: int, out: Array |
         pass
     elif width == 1 and groups > 1:
         return _depthwise_backward_weights(x, dy, win, groups)
-    elif groups == 1 and _is_pointwise(win, x.shape[1:-1], dy.shape[1:-1]):
+    elif groups == 1 and is_pointwise(win, x.shape[1:-1], dy.shape[1:-1]):
         np.matmul(dy.reshape(-1, features).T, x.reshape(-1, channels), out=dw[0])
     else:
         for where, columns in _unrolled(x, win, groups, dy.shape[1:-1]):
@@ -100,7 +100,7 @@ def backward_weights(x: Array, dy: Array, win: Window, groups: int, out: Array |
     return dw.reshape(features, *kernel, width)
 
 
-def _is_pointwise(win: Window, in_spatial: Sequence[int], out_spatial: Sequence[int]) -> bool:
+def is_pointwise(win: Window, in_spatial: Sequence[int], out_spatial: Sequence[int]) -> bool:
     """Whether output position o reads exactly input position o."""
     return tuple(in_spatial) == tuple(out_spatial) and all(
         dim.kernel == 1 and dim.stride == 1 and dim.pad == 0 for dim in win

@@ -47,6 +47,8 @@ class Device(ABC):
         Where arrays lie: ranks that say the same share its memory.
     capacity : int or None
         Bytes there; None for memory of the node.
+    captures : bool
+        Steps are to be recorded (`capture`).
     """
 
     host: ClassVar[bool] = False
@@ -54,6 +56,7 @@ class Device(ABC):
     dtype: np.dtype[Any]
     place: str
     capacity: int | None = None
+    captures = False
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
@@ -140,6 +143,18 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Block the host until everything queued so far has run."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record what ``run`` would do in the compute queue, none of which is done. The call that is returned does it all, in the same memory.
+
+        Arrays that ``run`` makes and leaves are written each time. Those that it finds must stay, but for what it lets go itself.
+
+        Raises
+        ------
+        EngineError
+            ``run`` needs something of the host; what it has made until then holds nothing.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def mark(self) -> Any:

@@ -12,10 +12,7 @@ from lbpar.engine.norm import rows_of, sum_rows
 #: Losses that are functions of the error: the function and its slope.
 ERRORS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "l1": (np.abs, np.sign),
-    "huber": (
-        lambda d: np.where(np.abs(d) <= 1, 0.5 * d * d, np.abs(d) - 0.5),
-        lambda d: np.clip(d, -1, 1),
-    ),
+    "huber": (lambda d: np.where(np.abs(d) <= 1, 0.5 * d * d, np.abs(d) - 0.5), lambda d: np.clip(d, -1, 1)),
 }
 
 

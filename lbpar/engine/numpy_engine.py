@@ -133,10 +133,10 @@ class NumpyEngine(Host, Pooling, Norms, Channels, Losses, Updates, Engine):
     def concat(self, xs: Sequence[Array]) -> Array:
         return np.concatenate(xs, axis=-1)
 
-    def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
+    def dropout(self, x: Array, rate: float, key: int | Array, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         if rate >= 1:
             return np.zeros_like(x)
-        y = keep_where(uniform32(key, outer_sum(index)) >= rate, x)
+        y = keep_where(uniform32(int(key), outer_sum(index)) >= rate, x)
         y *= 1 / (1 - rate)
         return y
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lbpar.config.engine import EngineConfig
 from lbpar.engine.base import Engine
+from lbpar.engine.half import NumpyHalves
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import ConfigError, EngineError
 from lbpar.text import nearest
@@ -16,11 +17,11 @@ from lbpar.threads import share
 
 log = logging.getLogger(__name__)
 
-BFLOAT16 = "bfloat16"
-HALF_TYPES = (BFLOAT16, "float16")
+BFLOAT16, FLOAT16 = "bfloat16", "float16"
+HALF_TYPES = (BFLOAT16, FLOAT16)
 NAMES = ("auto", "numpy", "onednn", "cupy")
-OF_GPU = ("tf32", "cudnn", "autotune", "workspace")
-_NEEDS = {"tf32": "tensor cores", "cudnn": "a GPU", "autotune": "a GPU"}
+OF_GPU = ("tf32", "cudnn", "autotune", "workspace", "graphs")
+_NEEDS = {"tf32": "tensor cores", "cudnn": "a GPU", "autotune": "a GPU", "graphs": "a GPU"}
 
 
 def get_engine(
@@ -33,10 +34,10 @@ def get_engine(
     name : "numpy", "onednn", "cupy" or "auto"
         auto takes onednn where its library loads, else numpy, and logs one line that says so.
     dtype : element type of activations and weights
-        "bfloat16" means weights and sums in float32, and products of bfloat16; activations are float32 arrays with onednn, and bfloat16 with cupy.
-        "float16" is the same with cupy, in float16.
+        "bfloat16" means activations and products of bfloat16 beside weights, sums and statistics of float32; with numpy it is the
+        reference, slow. "float16" is the same with cupy, in float16.
     threads : threads for kernels; None leaves the library's default
-    **of_gpu : tf32, cudnn, autotune, workspace, of `lbpar.config.engine.EngineConfig`
+    **of_gpu : tf32, cudnn, autotune, workspace, graphs, of `lbpar.config.engine.EngineConfig`
 
     Raises
     ------
@@ -75,12 +76,11 @@ def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
 
 
 def _numpy(dtype: npt.DTypeLike, threads: int | None) -> Engine:
-    if dtype in HALF_TYPES:
-        other = "onednn" if dtype == BFLOAT16 else "cupy"
+    if dtype == FLOAT16:
         raise ConfigError(
-            f"engine.dtype: {dtype} is not available on engine.name: numpy; choose engine.name: {other}, or float32 or float64."
+            f"engine.dtype: {dtype} is not available on engine.name: numpy; choose engine.name: cupy, or float32 or float64."
         )
-    return NumpyEngine(dtype, threads)
+    return NumpyHalves(BFLOAT16, threads) if dtype == BFLOAT16 else NumpyEngine(dtype, threads)
 
 
 def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:

@@ -49,6 +49,19 @@ def read_region(x: Array, win: Window, out_spatial: Sequence[int]) -> Array:
     return region
 
 
+def reading(dim: LocalWindow, lo: int, hi: int, n_in: int) -> tuple[int, int]:
+    """The inputs that outputs lo to hi read, at least one: the first, and one past the last."""
+    first = min(max(lo * dim.stride - dim.pad, 0), n_in - 1)
+    last = (hi - 1) * dim.stride + (dim.kernel - 1) * dim.dilation - dim.pad + 1
+    return first, max(first + 1, min(last, n_in))
+
+
+def read_by(dim: LocalWindow, lo: int, hi: int, n_out: int) -> tuple[int, int]:
+    """The outputs that may read inputs lo to hi, at least one: the first, and one past the last."""
+    first = min(max(-(-(lo + dim.pad - (dim.kernel - 1) * dim.dilation) // dim.stride), 0), n_out - 1)
+    return first, max(first + 1, min((hi - 1 + dim.pad) // dim.stride + 1, n_out))
+
+
 def blocks(shape: Sequence[int], limit: int) -> Iterator[tuple[slice, ...]]:
     """Cut an array of ``shape`` into contiguous C-order blocks of at most ``limit`` (but at least one) elements."""
     room, sizes = max(1, limit), []

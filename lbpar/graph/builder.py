@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,8 +13,8 @@ from lbpar.config.report import check
 from lbpar.config.section import check_shape
 from lbpar.errors import ConfigError, GraphError
 from lbpar.graph.arguments import known, names, plain
-from lbpar.graph.graph import Graph, Node, check_size
-from lbpar.graph.loops import Shape
+from lbpar.graph.graph import Graph, Node, check_shared, check_size
+from lbpar.graph.loops import Param, Shape
 from lbpar.graph.op import Input, Op
 from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
@@ -50,8 +51,8 @@ class GraphBuilder:
 
     Parameters
     ----------
-    input : sequence of int
-        Shape of one sample: (H, W, C), (D, H, W, C) or (C,).
+    input : sequence of int, or mapping of str to these
+        Shape of one sample: (H, W, C), (D, H, W, C) or (C,); of several inputs by their names, the main one first.
     name : str
         Name of the network.
 
@@ -70,15 +71,20 @@ class GraphBuilder:
     90
     """
 
-    def __init__(self, input: Sequence[int], name: str = "network") -> None:
-        try:
-            shape = check_shape(plain(input))
-        except ValueError as error:
-            raise GraphError(f"input: got {shorten(input)}, {error}.") from None
+    def __init__(self, input: Sequence[int] | Mapping[str, Sequence[int]], name: str = "network") -> None:
         self.name = name
-        self.input = "input"
-        self._nodes: list[Node] = [Node(self.input, Input(shape))]
-        self._shapes: dict[str, Shape] = {self.input: check_size("input", (1, *shape))}
+        self._nodes: list[Node] = []
+        self._shapes: dict[str, Shape] = {}
+        for one, given in input.items() if isinstance(input, Mapping) else [("input", input)]:
+            try:
+                shape = check_shape(plain(given))
+            except ValueError as error:
+                raise GraphError(f"input: got {shorten(given)}, {error}.") from None
+            self._nodes.append(Node(one, Input(shape)))
+            self._shapes[one] = check_size(one, (1, *shape))
+        if not self._nodes:
+            raise GraphError("input: got no inputs, expected one at least.")
+        self.input = self._nodes[0].name
         self._counts: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -93,7 +99,14 @@ class GraphBuilder:
         def __getattr__(self, kind: str) -> Callable[..., str]:
             """A method per op: ``g.conv(x, 64, 3, pad=1)`` is ``g.layer("conv", x, filters=64, kernel=3, pad=1)``."""
 
-    def layer(self, kind: str | Layer, x: str | Sequence[str], name: str | None = None, **options: Any) -> str:
+    def layer(
+        self,
+        kind: str | Layer,
+        x: str | Sequence[str],
+        name: str | None = None,
+        share: str | None = None,
+        **options: Any,
+    ) -> str:
         """Append an op of any kind, those of `register_op` included.
 
         Parameters
@@ -104,6 +117,8 @@ class GraphBuilder:
             The node that it reads; several for add, multiply and concat.
         name : str, optional
             Name of the node.
+        share : str, optional
+            An earlier layer whose parameters it has; gradients of both are added.
         **options
             As in a run file.
         """
@@ -126,10 +141,10 @@ class GraphBuilder:
             op = OPS[word].make(**given)
         except ValueError as error:
             raise GraphError(f"{at}: {error}.") from None
-        return self.add_op(op, inputs, name)
+        return self.add_op(op, inputs, name, layer.share if share is None else share)
 
-    def add_op(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> str:
-        """Append any op; returns its node's name."""
+    def add_op(self, op: Op, inputs: Sequence[Any], name: str | None = None, share: str | None = None) -> str:
+        """Append any op, with the parameters of the layer ``share`` if it is given; returns its node's name."""
         self._counts[op.kind] += 1
         if name is None:
             while (name := f"{op.kind}{self._counts[op.kind]}") in self._shapes:
@@ -143,8 +158,9 @@ class GraphBuilder:
         try:
             if isinstance(op, Fit):  # of the second input nothing but its size is read: the network knows that already
                 op, inputs, xs = op.padding(xs), inputs[:1], xs[:1]
-            self._shapes[name] = check_size("output", op.infer(xs))
-            for short, param in op.params(xs).items():
+            shape = check_size("output", op.infer(xs))
+            params = op.params(xs)
+            for short, param in params.items():
                 check_size(short, param.shape)
         except GraphError as error:
             hint = ""
@@ -152,25 +168,50 @@ class GraphBuilder:
                 sizes = ", ".join(f"{i} {list(x[1:-1])}" for i, x in zip(inputs, xs, strict=True))
                 hint = f" Their sizes: {sizes}{self._unequal(inputs)}; pad there, or put a `fit` between."
             raise GraphError(f"{name}: {error}{hint}") from None
-        self._nodes.append(Node(name, op, tuple(inputs)))
+        if share is not None:
+            self._check_share(name, params, share)
+        self._shapes[name] = shape
+        self._nodes.append(Node(name, op, tuple(inputs), share))
         return name
 
-    def build(self, output: str, heads: Mapping[str, float] | None = None) -> Graph:
-        """The finished network whose output is the given node; nodes that it does not need are dropped.
+    def share(self, node: str, other: str) -> None:
+        """Let the newest node have the parameters of an earlier one; raises GraphError if they do not fit."""
+        newest = self._nodes[-1]
+        assert newest.name == node
+        params = newest.op.params([self._shapes[i] for i in newest.inputs])
+        self._check_share(node, params, other)
+        self._nodes[-1] = replace(newest, share=other)
+
+    def build(self, output: str | Sequence[str], heads: Mapping[str, float] | None = None) -> Graph:
+        """The finished network whose output is the given node, or nodes; nodes that it does not need are dropped.
 
         ``heads`` are further outputs with weights, that of the output being 1, for deep supervision: each is compared with every
         second, fourth, ... target, as its size says, and the loss is the weighted mean.
         """
         needed: set[str] = set()
-        todo = [known(n, self._shapes, "build: output") for n in (output, *(heads or ()))]
+        first, *others = [output] if isinstance(output, str) else output
+        todo = [known(n, self._shapes, "build: output") for n in (first, *others, *(heads or ()))]
         by_name = {n.name: n for n in self._nodes}
         while todo:
             n = todo.pop()
             if n not in needed:
                 needed.add(n)
                 todo.extend(by_name[n].inputs)
+        for name in sorted(needed):
+            share = by_name[name].share
+            if share is not None and share not in needed:
+                raise GraphError(
+                    f"{name}: share: {share!r}, whose parameters it has, is not needed for the output; let {share!r} have those of {name!r}."
+                )
         nodes = tuple(n for n in self._nodes if n.name in needed or n.name == self.input)
-        return Graph(nodes, output, self.name, tuple((heads or {}).items()))
+        return Graph(nodes, first, self.name, tuple((heads or {}).items()), tuple(others))
+
+    def _check_share(self, name: str, own: Mapping[str, Param], share: Any) -> None:
+        """Raise GraphError unless a new node can have the parameters of the node ``share``."""
+        if share == name:
+            raise GraphError(f"{name}: share: got its own name, expected an earlier layer; leave the field out.")
+        other = next(n for n in self._nodes if n.name == known(share, self._shapes, f"{name}: share"))
+        check_shared(name, own, other, other.op.params([self._shapes[i] for i in other.inputs]))
 
     def _unequal(self, inputs: Sequence[str]) -> str:
         """Which layers, on the way to inputs of different sizes, change a size by other than a whole factor."""
@@ -208,10 +249,12 @@ def _method(layer: type[Layer]) -> Callable[..., str]:
     """The builder's method of an op: its signature and documentation are those of the op's options."""
     kind, own = LAYERS.kind(layer), layer.own()
 
-    def method(self: GraphBuilder, x: Any, *args: Any, name: str | None = None, **options: Any) -> str:
+    def method(
+        self: GraphBuilder, x: Any, *args: Any, name: str | None = None, share: str | None = None, **options: Any
+    ) -> str:
         if len(args) > len(own):
             raise TypeError(f"{kind}() takes {len(own)} options but {len(args)} were given")
-        return self.layer(kind, x, name=name, **dict(zip(own, args, strict=False)), **options)
+        return self.layer(kind, x, name=name, share=share, **dict(zip(own, args, strict=False)), **options)
 
     fields = [layer.model_fields[n] for n in own]
     defaults = [Parameter.empty if f.is_required() else f.default for f in fields]
@@ -219,7 +262,7 @@ def _method(layer: type[Layer]) -> Callable[..., str]:
     fixed = [Parameter(n, Parameter.POSITIONAL_ONLY) for n in ("self", "xs" if layer.joins else "x")]
     method.__name__ = kind
     method.__signature__ = Signature(  # type: ignore[attr-defined]
-        [*fixed, *given, Parameter("name", Parameter.KEYWORD_ONLY, default=None)]
+        [*fixed, *given, *(Parameter(n, Parameter.KEYWORD_ONLY, default=None) for n in ("name", "share"))]
     )
     options = [f"{n}\n    {f.description}" for n, f in zip(own, fields, strict=True)]
     method.__doc__ = "\n".join([layer.__doc__ or "", *(["", "Parameters", "----------", *options] if options else [])])

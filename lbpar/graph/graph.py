@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from lbpar.errors import GraphError
 from lbpar.graph.loops import Param, Shape
 from lbpar.graph.op import Input, Op
-from lbpar.graph.ops.deep import Deep
+from lbpar.graph.ops.joint import Joint, Part
 from lbpar.graph.ops.losses import Loss
 
 TARGET = "target"
@@ -29,24 +30,32 @@ def check_size(what: str, shape: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Node:
-    """One op of the network and the names of the nodes it reads."""
+    """One op of the network, the names of the nodes it reads, and of the one whose parameters it has (default: its own)."""
 
     name: str
     op: Op
     inputs: tuple[str, ...] = ()
+    share: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """Name of the node that its parameters are named after."""
+        return self.share or self.name
 
 
 @dataclass(frozen=True)
 class Graph:
     """Nodes in topological order; ``output`` names the network's output (before any loss).
 
-    ``heads`` are further outputs that are trained beside it (deep supervision), each with its weight, that of the output being 1.
+    ``heads`` are further outputs that are trained beside it (deep supervision), each with its weight, that of the output being 1;
+    ``others`` are further outputs that have targets of their own.
     """
 
     nodes: tuple[Node, ...]
     output: str
     name: str = "network"
     heads: tuple[tuple[str, float], ...] = ()
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -56,8 +65,10 @@ class Graph:
             for i in node.inputs:
                 if i not in seen:
                     raise GraphError(f"{node.name}: reads {i!r}, which is not an earlier node.")
+            if node.share is not None and node.share not in seen:
+                raise GraphError(f"{node.name}: share: got {node.share!r}, expected an earlier layer.")
             seen.add(node.name)
-        for name in (self.output, *(head for head, _ in self.heads)):
+        for name in (*self.outputs, *(head for head, _ in self.heads)):
             if name not in seen:
                 raise GraphError(f"graph: output {name!r} is not a node.")
 
@@ -80,6 +91,35 @@ class Graph:
         """Nodes that compute."""
         return tuple(n for n in self.nodes if not isinstance(n.op, Input))
 
+    @cached_property
+    def targets(self) -> tuple[Node, ...]:
+        """Inputs that the loss compares outputs with."""
+        read = () if self.loss is None else (self.loss.inputs[i] for i in sorted(self.loss.op.no_grad))
+        return tuple(self[name] for name in read)
+
+    @cached_property
+    def samples(self) -> tuple[Node, ...]:
+        """The other inputs; the first is the one that says what a sample is."""
+        return tuple(n for n in self.inputs if n not in self.targets)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that have targets of their own."""
+        return (self.output, *self.others)
+
+    def result(self, output: str) -> str:
+        """What programs call one of these among their results."""
+        return "output" if output == self.output else f"output/{output}"
+
+    @cached_property
+    def compared(self) -> dict[str, tuple[str, Loss]]:
+        """For each of these its target and its loss, in order."""
+        assert self.loss is not None
+        named = [p for p in getattr(self.loss.op, "parts", ()) if p.name]
+        if not named:
+            return {self.output: (self.loss.inputs[1], self.loss.op)}  # type: ignore[dict-item]
+        return {self.loss.inputs[p.x]: (self.loss.inputs[p.target], p.loss) for p in named}
+
     @property
     def loss(self) -> Node | None:
         """The loss node, if there is one."""
@@ -96,8 +136,14 @@ class Graph:
         return tuple(shapes[i] for i in self[name].inputs)
 
     def params(self) -> dict[str, Param]:
-        """Every parameter and running statistic as ``"<node>.<name>"``."""
+        """Every parameter and running statistic as ``"<node>.<name>"``; shared ones once, by the name of the first layer that has them."""
         return dict(self._params)
+
+    @cached_property
+    def shared(self) -> dict[str, tuple[Node, ...]]:
+        """Of every layer whose parameters others have too: all that have them, itself first."""
+        owners = dict.fromkeys(n.share for n in self.nodes if n.share is not None)
+        return {o: tuple(n for n in self.nodes if n.owner == o) for o in owners}
 
     @property
     def parameter_count(self) -> int:
@@ -113,19 +159,54 @@ class Graph:
         for reserved in (TARGET, LOSS):
             if reserved in self:
                 raise GraphError(f"{reserved}: this node name is reserved for the loss; rename the layer.")
+        if self.others:
+            raise GraphError(
+                f"loss: got one loss for the outputs {', '.join(self.outputs)}, expected one for each (train.losses)."
+            )
         shape = loss.target_shape(self.shapes(1)[self.output])[1:]
         target = Node(TARGET, Input(shape, "int64" if loss.labels else None))
-        total = 1 + sum(weight for _, weight in self.heads)
         if self.heads:
-            loss = Deep(loss, (1 / total, *(w / total for _, w in self.heads)), metrics=loss.metrics)
+            weights = [1.0, *(weight for _, weight in self.heads)]
+            scaled = [replace(loss, factor=loss.factor * w / sum(weights)) for w in weights]
+            own = Part(scaled[0], 0, 1, "")
+            further = (Part(replace(one, metrics=()), j, 1) for j, one in enumerate(scaled[1:], 2))
+            loss = Joint((own, *further), metrics=loss.metrics)
         last = Node(LOSS, loss, (self.output, TARGET, *(head for head, _ in self.heads)))
-        return Graph((*self.nodes, target, last), self.output, self.name, self.heads)
+        return replace(self, nodes=(*self.nodes, target, last))
+
+    def with_losses(self, losses: Mapping[str, tuple[Loss, str]]) -> Graph:
+        """The same network followed by the sum of a loss for each output, on the target of the given name.
+
+        Targets become new inputs ``target/NAME``; several outputs may have the same.
+        """
+        if set(losses) != set(self.outputs):
+            raise GraphError(
+                f"loss: got losses of {', '.join(losses)}, expected one for each output: {', '.join(self.outputs)}."
+            )
+        if self.heads:
+            raise GraphError("loss: got heads and several outputs, expected either; give a head a loss of its own.")
+        shapes, targets = self.shapes(1), dict[str, Node]()
+        for output in self.outputs:
+            loss, name = losses[output]
+            shape, dtype = loss.target_shape(shapes[output])[1:], "int64" if loss.labels else None
+            one = targets.setdefault(name, Node(f"{TARGET}/{name}", Input(shape, dtype)))
+            if one.op != Input(shape, dtype):
+                raise GraphError(
+                    f"loss: {output} takes targets {name!r} of shape {shape}, but another output takes {one.op.shape}; name two."  # type: ignore[attr-defined]
+                )
+        for name in (LOSS, *(t.name for t in targets.values())):
+            if name in self:
+                raise GraphError(f"{name}: this node name is reserved for the loss; rename the layer.")
+        at = {name: len(self.outputs) + i for i, name in enumerate(targets)}
+        parts = tuple(Part(losses[o][0], i, at[losses[o][1]], o) for i, o in enumerate(self.outputs))
+        last = Node(LOSS, Joint(parts), (*self.outputs, *(t.name for t in targets.values())))
+        return replace(self, nodes=(*self.nodes, *targets.values(), last))
 
     # Tables, made once: a graph does not change, and looking at all of it for each lookup would take n² time.
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nodes, self.output, self.name, self.heads))
+        return hash((self.nodes, self.output, self.name, self.heads, self.others))
 
     @cached_property
     def _by_name(self) -> dict[str, Node]:
@@ -156,6 +237,27 @@ class Graph:
     def _params(self) -> dict[str, Param]:
         out = {}
         for node in self.ops:
-            for short, param in node.op.params(self.input_shapes(node.name, 1)).items():
-                out[f"{node.name}.{short}"] = param
+            own = node.op.params(self.input_shapes(node.name, 1))
+            if node.share is not None:
+                other = self[node.share]
+                check_shared(node.name, own, other, other.op.params(self.input_shapes(other.name, 1)))
+            else:
+                out.update({f"{node.name}.{short}": param for short, param in own.items()})
         return out
+
+
+def check_shared(name: str, own: Mapping[str, Param], other: Node, params: Mapping[str, Param]) -> None:
+    """Raise GraphError unless a layer, which would have such parameters of its own, can have those of another."""
+    if other.share is not None:
+        raise GraphError(
+            f"{name}: share: got {other.name!r}, which has the parameters of {other.share!r} itself; name {other.share!r}."
+        )
+    if not own:
+        raise GraphError(f"{name}: share: got {other.name!r}, but this layer has no parameters; leave the field out.")
+    ours, theirs = ({short: (p.shape, p.kind) for short, p in found.items()} for found in (own, params))
+    if ours != theirs:
+        here, there = (", ".join(f"{s} {list(p.shape)}" for s, p in found.items()) for found in (own, params))
+        raise GraphError(
+            f"{name}: share: {other.name!r} has {there or 'no parameters'}, but this layer needs {here}; layers that share parameters "
+            "have those of the same names and shapes."
+        )

@@ -20,13 +20,15 @@ def summary(graph: Graph, batch: int = 1) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        With the keys ``name``, ``op``, ``output`` (the global shape), ``parameters`` (trainable ones) and ``flops``: floating-point
+        With the keys ``name``, ``op``, ``output`` (the global shape), ``parameters`` (trainable ones; of
+        those that layers share, with the first) and ``flops``: floating-point
         operations of the forward pass in inference, for the whole batch; a multiply-add is two.
     """
     shapes, rows = graph.shapes(batch), []
     for node in graph.ops:
         xs = graph.input_shapes(node.name, batch)
-        parameters = sum(p.size for p in node.op.params(xs).values() if p.kind != "statistic")
+        own = {} if node.share is not None else node.op.params(xs)
+        parameters = sum(p.size for p in own.values() if p.kind != "statistic")
         flops = sum(k.flops for k in node.op.forward(xs, training=False))
         row = {"name": node.name, "op": node.op.kind, "output": shapes[node.name]}
         rows.append(row | {"parameters": parameters, "flops": flops})

@@ -39,8 +39,21 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
             key = np.unique(key, return_inverse=True)[1]
             bound = int(key.max()) + 1
         key, bound = key * size + c, bound * size
-    _, first, index = np.unique(key, return_index=True, return_inverse=True)
-    return first, index.reshape(-1)
+    if bound > 4 * key.size:
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+        return first, index.reshape(-1)
+    number = np.full(bound, -1)  # few numbers need no sorting
+    number[key[::-1]] = np.arange(key.size)[::-1]
+    found = np.flatnonzero(number >= 0)
+    first = number[found]
+    number[found] = np.arange(found.size)
+    return first, number[key]
+
+
+def once(numbers: Ints) -> Ints:
+    """Different ones of some integers, sorted (faster than `numpy.unique`, which hashes them)."""
+    numbers = np.sort(numbers, axis=None)
+    return numbers[np.diff(numbers, prepend=numbers[:1] - 1) != 0]
 
 
 def by_row(*columns: Many) -> tuple[list[tuple[int, ...]], Many]:
@@ -182,7 +195,7 @@ class Cuts:
         at = np.asarray(c * self._width + d)
         known_at = self._tables[-1][at]
         if not known_at.all():
-            for flat in np.unique(at[~known_at]).tolist():
+            for flat in once(at[~known_at]).tolist():
                 values = self.pair(*divmod(flat, self._width))
                 for table, value in zip(self._tables, (*values, True), strict=True):
                     table[flat] = value

@@ -26,6 +26,8 @@ def inline_graph(model: InlineModel, name: str = "network") -> Graph:
     """
     g = GraphBuilder(model.input, name=name)
     unread: dict[str, str] = {}
+    if isinstance(model.input, dict):
+        unread = {one: f"model.input.{one}" for one in model.input}
     for i, (layer_name, sources, layer) in enumerate(model.resolved()):
         try:
             g.layer(layer, list(sources) if layer.joins else sources[0], layer_name)
@@ -34,12 +36,12 @@ def inline_graph(model: InlineModel, name: str = "network") -> Graph:
         for source in sources:
             unread.pop(source, None)
         unread[layer_name] = f"model.layers[{i}] ({layer_name})"
-    output = layer_name
-    for read in (output, *model.heads):
+    outputs = model.outputs or (layer_name,)
+    for read in (*outputs, *model.heads):
         unread.pop(read, None)
     if unread:
         raise GraphError(
-            f"{', '.join(unread.values())}: no layer reads this output, expected every layer but the last to be read; "
-            "name it in a later layer's 'from' or remove it."
+            f"{', '.join(unread.values())}: no layer reads this output, expected every input, and every layer but the last, to be read; "
+            "name it in a later layer's 'from' (or in model.outputs), or remove it."
         )
-    return g.build(output, model.heads)
+    return g.build(outputs, model.heads)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from lbpar.config.layers import NormStats
 from lbpar.config.model import AnyModel, InlineModel, NamedModel, OnnxModel, PythonModel
+from lbpar.config.training import TrainConfig
+from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import with_norm_stats
+from lbpar.graph.ops.losses import LOSSES, Loss, make_loss
+from lbpar.text import nearest
 
 
 def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
@@ -31,6 +36,55 @@ def load_graph(model: AnyModel, norm: NormStats | None = None) -> Graph:
         A network that is ill-formed or does not fit its input, or an ONNX file that cannot be imported.
     """
     return with_norm_stats(_build(model), norm)
+
+
+def with_losses(graph: Graph, train: TrainConfig, metrics: bool = False) -> Graph:
+    """The network followed by what a run file minimises: a loss, or one for each of several outputs.
+
+    Parameters
+    ----------
+    graph : Graph
+        Without a loss.
+    train : TrainConfig
+    metrics : bool
+        Measure ``train.evaluate.metrics`` beside it.
+
+    Raises
+    ------
+    ConfigError
+        There is not a loss for each output, or none measures a metric.
+    """
+    wanted = train.evaluate.metrics if metrics else ()
+    if not train.losses:
+        if graph.others:
+            raise ConfigError(
+                f"train.losses: not given, but the network has the outputs {', '.join(graph.outputs)}; give a loss for each, as "
+                f"train: {{losses: {{{graph.output}: {{loss: cross_entropy}}, ...}}}}."
+            )
+        return graph.with_loss(make_loss(train.loss, train.label_smoothing, wanted))
+    unknown = next((o for o in train.losses if o not in graph.outputs), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"train.losses: got {unknown!r}, {nearest(unknown, graph.outputs)}expected the network's outputs: {', '.join(graph.outputs)} "
+            "(model.outputs)."
+        )
+    missing = [o for o in graph.outputs if o not in train.losses]
+    if missing:
+        raise ConfigError(
+            f"train.losses: got none for {', '.join(missing)}, expected one for each output of the network."
+        )
+    losses, measured = dict[str, tuple[Loss, str]](), set[str]()
+    for output, part in train.losses.items():
+        known = LOSSES[part.loss.kind]
+        own = tuple(m for m in wanted if m in known.measures)
+        measured |= {*own}
+        smoothing = train.label_smoothing if hasattr(known, "smoothing") else 0.0
+        loss = make_loss(part.loss, smoothing, own)
+        losses[output] = replace(loss, factor=loss.factor * part.weight), part.target or output
+    idle = next((m for m in wanted if m not in measured), None)
+    if idle is not None:
+        raise ConfigError(f"train.evaluate.metrics: got {idle}, which none of the losses measures.")
+    return graph.with_losses(losses)
 
 
 def _build(model: AnyModel) -> Graph:

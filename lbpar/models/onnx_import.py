@@ -50,7 +50,8 @@ def import_onnx(path: str | Path, input: Sequence[int] | None = None) -> tuple[G
     -----
     The batch of the file is ignored. A batch normalisation's ``momentum`` m becomes ``1 - m``. Matrices after a flatten
     have their columns permuted from channels-first to channels-last features. A Softmax at the end is dropped with a
-    warning: the loss contains it. Weights that the file shares become separate ones, with a warning.
+    warning: the loss contains it. Layers whose weights are all the same constants of the file share them; where only
+    some are, or a flatten permutes them, they become separate ones, with a warning.
     """
     file = read_onnx(path)
     sample, dims = _input(file, input)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def gemm(s: Import, n: OnnxNode) -> Value:
     else:
         bias = np.broadcast_to(_times(bias.reshape(-1), a["beta"]), (features,))
     node = s.builder.linear(x.name, features, bias is not None, name=s.name(n, n.inputs[1]))
-    s.keep_weights(node, {"weight": _times(w, a["alpha"]), "bias": bias}, n.inputs[1])
+    s.keep_weights(node, {"weight": _times(w, a["alpha"]), "bias": bias}, (*n.inputs[1:], *also, *map(str, a.items())))
     return s.absorbing(s.made(x, node, False), *also)
 
 
@@ -125,8 +126,23 @@ def activation(s: Import, n: OnnxNode) -> Value:
     if n.kind == "HardSigmoid" and n.attributes["beta"] != 0.5:
         raise GraphError(f"its beta is {n.attributes['beta']}, expected 0.5.")
     given = {ours: n.attributes[theirs] for theirs, ours in names.items()}
-    options = {k: v if isinstance(v, str) else shortest(v) for k, v in given.items()}
+    options: dict[str, Any] = {k: v if isinstance(v, str) else shortest(v) for k, v in given.items()}
     return s.made(x, s.builder.layer(kind, x.name, s.name(n), **options), nonnegative)
+
+
+@imports("PRelu")
+def prelu(s: Import, n: OnnxNode) -> Value:
+    """PRelu with a slope for all, or one per channel."""
+    x, slope = s.tensor(n), s.constant(n, 1, "slopes")
+    places = (1,) * (len(x.dims) - slope.ndim) + slope.shape
+    wide = [i for i, e in enumerate(places) if e != 1]
+    if wide and (len(wide) > 1 or not s.is_channel(x, wide[0]) or slope.size != s.shape(x)[-1]):
+        raise GraphError(
+            f"its slopes have shape {slope.shape}, expected one number or one per channel of {s.describe(x)}."
+        )
+    node = s.builder.prelu(x.name, bool(wide), name=s.name(n, n.inputs[1]))
+    s.keep_weights(node, {"weight": slope.reshape(-1)}, n.inputs[1:])
+    return s.made(x, node, False)
 
 
 @imports("Dropout")
@@ -353,7 +369,6 @@ def _broadcast(s: Import, xs: list[Value]) -> list[Value]:
 #: What to use instead of an op that cannot be imported.
 INSTEAD = {
     **dict.fromkeys(("Clip", "Selu", "Celu", "ThresholdedRelu", "Mish"), "Relu"),
-    "PRelu": "LeakyRelu",
     "Erf": "Gelu (opset 20)",
     **dict.fromkeys(("LpPool", "GlobalLpPool"), "MaxPool, AveragePool or GlobalMaxPool"),
     "ReduceSum": "ReduceMean or GlobalAveragePool",

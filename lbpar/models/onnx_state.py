@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -90,7 +91,7 @@ class Import:
         self.absorbed: set[str] = set()  # outputs of nodes that were taken together with an earlier one
         self.computed: set[str] = set()  # constants that are no weights of the file but were worked out
         self._constants: dict[str, Array] = {}
-        self._used: dict[str, str] = {}
+        self._used: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._taken = set(_RESERVED)
         self._readers: dict[str, list[OnnxNode]] = {}
         for node in file.nodes:
@@ -258,13 +259,24 @@ class Import:
         self._taken.add(name)
         return name
 
-    def keep_weights(self, node: str, arrays: Mapping[str, Array | None], source: str = "") -> None:
-        """Remember the weights of one of our nodes by their short names; ``source`` is the ONNX name of the main one."""
+    def keep_weights(self, node: str, arrays: Mapping[str, Array | None], sources: Sequence[str] = ()) -> None:
+        """Remember the weights of our newest node by their short names.
+
+        ``sources`` are the ONNX names of all of them, the main one first. A node that has those of an earlier one shares them, unless they are one
+        number throughout: exporters join constants that are equal by chance.
+        """
+        source = sources[0] if sources else ""
         if source in self._used:
-            other = self._used[source]
+            other, theirs = self._used[source]
+            if theirs == tuple(sources) and not any(o is not None for o in self.flattened.values()):
+                main = self.array(source)
+                with suppress(GraphError):  # they are read in another way
+                    if main.size and (main != main.flat[0]).any():
+                        self.builder.share(node, other)
+                        return
             note(f"{self.file.path}: {other} and {node} share '{source}'; they start equal but are trained separately")
         elif source:
-            self._used[source] = node
+            self._used[source] = node, tuple(sources)
         self.weights |= {f"{node}.{name}": _floating(array) for name, array in arrays.items() if array is not None}
 
     def attribute_or_input(self, node: OnnxNode, attribute: Any, i: int, what: str) -> list[Any] | None:

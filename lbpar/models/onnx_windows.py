@@ -43,7 +43,7 @@ def convolution(s: Import, n: OnnxNode) -> Value:
     build = s.builder.conv_transpose if transposed else s.builder.conv
     name = s.name(n, n.inputs[1])
     node = build(x.name, filters, **window, groups=groups, bias=bias is not None, name=name)
-    s.keep_weights(node, {"weight": w, "bias": bias}, n.inputs[1])
+    s.keep_weights(node, {"weight": w, "bias": bias}, (*n.inputs[1:], *also))
     return s.absorbing(s.made(x, node, False), *also)
 
 
@@ -158,7 +158,7 @@ def pad(s: Import, n: OnnxNode) -> Value:
 
 @imports("Resize", "Upsample")
 def resize(s: Import, n: OnnxNode) -> Value:
-    """Resize and Upsample to the nearest neighbour by integer factors."""
+    """Resize and Upsample by integer factors, to the nearest neighbour or linear."""
     a = {"keep_aspect_ratio_policy": "stretch", "axes": None} | dict(n.attributes)
     if n.kind == "Upsample":
         a |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -181,14 +181,22 @@ def resize(s: Import, n: OnnxNode) -> Value:
     by_axis = [factors.get(i, Fraction(1)) for i in range(rank)]
     if all(f == 1 for f in by_axis):
         return x
-    if a["mode"] != "nearest":
-        raise GraphError(f"its mode is '{a['mode']}', expected 'nearest'; a ConvTranspose can learn to interpolate.")
+    if a["mode"] not in ("nearest", "linear"):
+        raise GraphError(f"its mode is '{a['mode']}', expected 'nearest' or 'linear'.")
     if any(f.denominator != 1 or f < 1 for f in by_axis) or by_axis[0] != 1 or by_axis[1] != 1:
         raise GraphError(
             f"its factors are {[float(f) for f in by_axis]}, expected whole numbers over space and 1 for samples and channels."
         )
     whole = [int(f) for f in by_axis[2:]]
     coordinates, rounding = a["coordinate_transformation_mode"], a["nearest_mode"]
+    if a["mode"] == "linear":
+        if coordinates not in ("half_pixel", "pytorch_half_pixel", "align_corners") or a.get("antialias"):
+            raise GraphError(
+                f"with mode 'linear' its coordinate_transformation_mode is '{coordinates}'{', with antialias' if a.get('antialias') else ''}, "
+                "expected 'half_pixel' or 'align_corners'."
+            )
+        corners = coordinates == "align_corners"
+        return s.made(x, s.builder.upsample(x.name, whole, "linear", corners, name=s.name(n)))
     for f, e in zip(whole, shape[2:], strict=True):
         if not _repeats(coordinates, rounding, f, e):
             raise GraphError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, get_type_hints
@@ -63,6 +64,8 @@ def build_model(name: str, **options: Any) -> Graph:
     """
     if name not in MODELS:
         known = list(MODELS)
+        if os.path.isfile(name):
+            raise ConfigError(f"model: {name} is no network: files of networks are named .onnx.")
         raise ConfigError(f"model: got '{name}', {nearest(name, known)}expected one of {', '.join(known)}.")
     section = option_types(name)
     given = check(section, options, f"model {name}")

@@ -19,7 +19,7 @@ from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Param, Shape
 from lbpar.graph.ops.channels import ChannelShuffle, LocalResponseNorm, Softmax
 from lbpar.graph.ops.norm import Norm
-from lbpar.graph.ops.pointwise import Pointwise
+from lbpar.graph.ops.pointwise import Pointwise, PRelu
 from lbpar.graph.ops.sample_norm import GroupNorm, LayerNorm
 from lbpar.graph.ops.shape import Concat, Flatten
 from lbpar.graph.ops.weighted import Linear
@@ -66,8 +66,15 @@ def from_torch(
             f"state dict: got no '{missing[0]}'{_more(missing)}, {hint}expected an entry for every parameter of "
             f"{graph.name}; name the nodes as the modules are."
         )
-    skip = tuple(ignore)
-    unknown = [n for n in state_dict if n not in params and not n.endswith(_COUNTER) and not n.startswith(skip)]
+    skip, again = tuple(ignore), dict[str, str]()
+    for owner, users in graph.shared.items():  # a module that has two names is listed under both
+        names = [n.rpartition(".")[2] for n in params if n.rpartition(".")[0] == owner]
+        again |= {f"{u.name}.{n}": f"{owner}.{n}" for u in users for n in names}
+    for name, first in again.items():
+        if name in state_dict and not np.array_equal(_array(state_dict[name]), _array(state_dict[first])):
+            raise GraphError(f"state dict: '{name}' differs from '{first}', but these layers share their parameters.")
+    known = {*params, *again}
+    unknown = [n for n in state_dict if n not in known and not n.endswith(_COUNTER) and not n.startswith(skip)]
     if unknown:
         raise GraphError(
             f"state dict: got '{unknown[0]}'{_more(unknown)}, {nearest(unknown[0], list(params))}expected only "
@@ -179,10 +186,22 @@ def _params(graph: Graph, flattened: Orders | None = None) -> Iterator[tuple[str
     orders = feature_orders(graph, flattened)
     for name, param in graph.params().items():
         node: Node = graph[name.rpartition(".")[0]]
-        reads_features = isinstance(node.op, Norm | LayerNorm) or (
-            isinstance(node.op, Linear) and name.endswith(".weight")
-        )
-        yield name, param, orders[node.inputs[0]] if reads_features else None
+        order, *others = (_order(n, name, orders) for n in graph.shared.get(node.name, (node,)))
+        if not all(_same(o, order) for o in others):
+            raise GraphError(
+                f"{node.name}: it shares its parameters with a layer that reads flattened features in another order."
+            )
+        yield name, param, order
+
+
+def _order(node: Node, name: str, orders: Orders) -> Array | None:
+    """Of the last dimension of a node's parameter."""
+    reads_features = (
+        isinstance(node.op, Norm | LayerNorm)
+        or (isinstance(node.op, Linear) and name.endswith(".weight"))
+        or (isinstance(node.op, PRelu) and node.op.per_channel)
+    )
+    return orders[node.inputs[0]] if reads_features else None
 
 
 def _torch_shape(shape: Sequence[int]) -> tuple[int, ...]:

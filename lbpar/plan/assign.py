@@ -73,8 +73,8 @@ def _misfit(wanted: Mapping[Any, int | Sequence[int]], loop: str, grid: Grid, fr
         asked = " x ".join(f"{k} {w}" for k, w in ways.items())
         product = f" = {total} ways" if len(ways) > 1 else f" is {total} ways"
         return (
-            f"{asked}{product}, which do not divide the {_processes(grid.size)} of this job. "
-            f"Start a multiple of {total}, or change the ways."
+            f"{asked}{product}, which do not divide {_processes(grid.size)}. "
+            f"Take a multiple of {total}, or change the ways."
         )
     left = ", ".join(str(grid.sizes[a]) for a in sorted(free)) or "none"
     return f"{loop}: got {ways[loop]} ways, expected a product of the sizes of the grid axes that are left ({left})."

@@ -9,31 +9,32 @@ with the fewest moves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from lbpar.aside import aside
+from lbpar.config.parallel import Recompute
 from lbpar.cost.machine import Machine
-from lbpar.cost.memory import PREFETCH, Memory, memory
-from lbpar.cost.price import Price, price
-from lbpar.cost.simulate import Simulation, simulate
+from lbpar.cost.memory import PREFETCH
 from lbpar.errors import LayoutError, PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Ints
-from lbpar.plan.assign import assign
+from lbpar.plan.asked import given_grids
 from lbpar.plan.candidates import MOST_AXES, OpGrid, planning_grid
+from lbpar.plan.lean import fit_any, too_small
+from lbpar.plan.priced import Figures, PricedPlan, Settings
 from lbpar.plan.pricing import Pricing
+from lbpar.plan.segments import recomputed
 from lbpar.plan.strategies import STRATEGIES, strategy_plan
 from lbpar.plan.tables import Tables, build_tables
-from lbpar.program.lowering import lower
-from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Program
 from lbpar.solver.search import Solution, minimise
-from lbpar.text import human_bytes, nearest
+from lbpar.text import human_bytes
 
 #: Search again under a tighter limit at most so often, until the peak by liveness fits.
 TIGHTEN = 4
@@ -45,26 +46,6 @@ ALIKE = 0.004
 NEAR = 1.1
 #: Part of the weight gradients' sums that the second search takes as hidden behind computation.
 HIDDEN = 0.9
-
-
-@dataclass(frozen=True)
-class PricedPlan:
-    """One plan, lowered and priced.
-
-    ``name``: how it was made; ``price``: of each step, one after the other; ``step``: with overlap.
-    """
-
-    name: str
-    plan: Plan
-    program: Program
-    price: Price
-    memory: Memory
-    step: Simulation
-
-    @property
-    def seconds(self) -> float:
-        """The predicted step time."""
-        return self.step.seconds
 
 
 @dataclass
@@ -83,7 +64,7 @@ class Choice:
         Candidates and costs.
     space : mapping
         The space and the rules in force, in words and numbers.
-    others : tuple of PricedPlan
+    others : tuple of Figures
         Named strategies and the best single grid, fastest first; empty if none were compared.
     limit : int or None
         Memory limit in bytes.
@@ -102,36 +83,10 @@ class Choice:
     dtype: str
     optimizer: str
     space: dict[str, object]
-    others: tuple[PricedPlan, ...] = ()
+    others: tuple[Figures, ...] = ()
     limit: int | None = None
     search_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How plans of one run are priced; equal plans are lowered once."""
-
-    graph: Graph
-    batch: int
-    machine: Machine
-    dtype: str
-    optimizer: str
-    prefetch: int = PREFETCH
-    rims: bool = False
-    workspace: int = 0
-    known: list[PricedPlan] = field(default_factory=list)
-
-    def priced(self, name: str, plan: Plan) -> PricedPlan:
-        """Lower and price a plan."""
-        for o in self.known:
-            if o.plan == plan:
-                return replace(o, name=name)
-        program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES, rims=self.rims)
-        cost = price(program, self.machine, self.dtype, self.optimizer)
-        held = memory(program, self.dtype, self.optimizer, self.prefetch, self.machine.half_arrays, self.workspace)
-        self.known.append(PricedPlan(name, plan, program, cost, held, simulate(program, cost, self.machine)))
-        return self.known[-1]
 
 
 def choose_plan(
@@ -147,8 +102,10 @@ def choose_plan(
     rims: bool = False,
     workspace: int = 0,
     layers: Mapping[str, Mapping[Any, int | Sequence[int]]] | None = None,
+    recompute: Recompute | None = None,
     compare: bool = True,
     most_axes: int = MOST_AXES,
+    cores: int = 1,
 ) -> Choice:
     """Choose the grid of every layer.
 
@@ -174,10 +131,16 @@ def choose_plan(
         Most bytes that a product takes beside its operands.
     layers : mapping, optional
         Grids that are given: layer to ways (or axes) per loop.
+    recompute : "auto", int or tuple of str, optional
+        Activations to compute again in the backward pass: as the limit (by default the machine's memory) asks for, in so many segments, or the
+        outputs of these layers. Default: as the limit asks for where nothing fits otherwise.
     compare : bool
         Also price the named strategies and take the fastest of all.
     most_axes : int
         Axes to split the processes into at most; more find finer plans and take longer.
+    cores : int
+        With more than one, processes forked from this one price half of the moves and, without a memory limit, the named strategies, and
+        search a second time.
 
     Raises
     ------
@@ -186,56 +149,82 @@ def choose_plan(
     """
     started = perf_counter()
     grid = planning_grid(procs, most_axes)
-    names = [n.name for n in graph.ops]
-    for name in layers or {}:
-        if name not in names:
-            raise PlanError(f"parallel.layers: {graph.name} has no layer {name!r}; {nearest(name, names)}")
-    fixed = {name: assign(f"parallel.layers.{name}", ways, grid) for name, ways in (layers or {}).items()}
-    pricing = Pricing(machine, grid, dtype, optimizer)
-    tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
-    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch, rims, workspace)
-    found = [_search(settings, tables, grid, memory_limit, 0.0, fixed)]
-    if compare and machine.file.overlap > 0:
-        found.append(_search(settings, tables, grid, memory_limit, HIDDEN * machine.file.overlap, fixed))
-    spent = perf_counter() - started
-    others: list[PricedPlan] = []
-    refused: list[str] = []
-    if compare:
-        others, refused = _named(settings, grid, fixed)
-        uniform = single_grid(tables, grid)
-        if uniform is not None:
-            others.append(settings.priced("best single grid", uniform))
-        fastest = min((*others, *(o for o, _ in found)), key=lambda o: o.seconds).step
-        if not fixed and fastest.communication > fastest.seconds / 3:  # else rule 7 has considered idle axes
-            others.append(settings.priced("not split", Plan(grid, {})))
-        others.sort(key=lambda o: o.seconds)
-    fitting = [o for o in others if memory_limit is None or o.memory.peak <= memory_limit]
-    best, solution = min(found, key=lambda f: f[0].seconds)
-    best = simplest([best, *fitting])
+    fixed = given_grids(layers or {}, graph, batch, grid)
+    if recompute == "auto" and memory_limit is None:
+        memory_limit = machine.memory
+    given = recomputed(recompute, graph)
+    settings = Settings(graph, batch, machine, dtype, optimizer, prefetch, rims, workspace, given or ())
+    fork = cores > 1 and compare and memory_limit is None  # programs that are made to fit stay here
+
+    def named() -> tuple[list[Figures], list[str], list[Figures]]:
+        """The named strategies, and in a further process what may be asked for below."""
+        return *_named(settings, grid, fixed), [settings.figures("not split", whole)] if fork and not fixed else []
+
+    whole = Plan(grid, {})
+    with aside(named, fork) as compared:
+        pricing = Pricing(machine, grid, dtype, optimizer, fork=cores > 1)
+        tables = build_tables(graph, batch, pricing, {n: {k: a for k, a in g.items() if a} for n, g in fixed.items()})
+
+        def search(hidden: float) -> tuple[Figures, Solution]:
+            return _search(settings, tables, grid, memory_limit, hidden, fixed)
+
+        again = compare and machine.file.overlap > 0
+        with aside(lambda: search(HIDDEN * machine.file.overlap), fork and again) as second:
+            found = [search(0.0)]
+            uniform = single_grid(tables, grid) if compare else None
+            found += [second()] if again else []
+        spent = perf_counter() - started
+        others, refused, beside = compared() if compare else ([], [], [])
+    settings.compared.extend((*others, *beside, *(o for o, _ in found)))
+    if uniform is not None:
+        others.append(settings.figures("best single grid", uniform))
+    fastest = min((*others, *(o for o, _ in found)), key=lambda o: o.seconds).step
+    if compare and not fixed and fastest.communication > fastest.seconds / 3:  # else rule 7 has considered idle axes
+        others.append(settings.figures("not split", whole))
+    others.sort(key=lambda o: o.seconds)
+    fitting = [o for o in (*(o for o, _ in found), *others) if memory_limit is None or o.memory.peak <= memory_limit]
+    notes = []
+    if memory_limit is not None and given is None and (recompute == "auto" or not fitting):
+        lean = fit_any(settings, min((o.seconds for o in fitting), default=inf), memory_limit)
+        if lean is not None and not fitting:
+            notes.append(
+                f"Memory: nothing fits in {human_bytes(memory_limit)} unless activations are computed again (`parallel.recompute`)."
+            )
+        if lean is not None:
+            settings.known.append(lean)
+            fitting.append(lean.figures)
+    if not fitting:
+        raise PlanError(too_small(memory_limit or 0, settings.known))
+    solution = min(found, key=lambda f: f[0].seconds)[1]
+    best = simplest(fitting)
     space = _space(tables, solution, grid, procs)
+    priced = settings.priced(best.name, best.plan)
     choice = Choice(
-        best.plan, best, solution, tables, machine, batch, dtype, optimizer, space, tuple(others), memory_limit, spent
+        best.plan, priced, solution, tables, machine, batch, dtype, optimizer, space, tuple(others), memory_limit, spent
     )
-    choice.notes += [*_notes(choice, procs, grid), *refused]
+    choice.notes += [*notes, *_notes(choice, procs, grid), *refused]
     return choice
 
 
-def _named(settings: Settings, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[list[PricedPlan], list[str]]:
+def _named(settings: Settings, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[list[Figures], list[str]]:
     """The named strategies, and a line on each that this network cannot run."""
-    found, refused = [], []
+    found, refused, last = [], [], None
     for name in STRATEGIES:
         try:
-            found.append(settings.priced(name, strategy_plan(name, settings.graph, grid, settings.batch, fixed)))
+            plan = strategy_plan(name, settings.graph, grid, settings.batch, fixed)
+            if name != "slabs" or plan != last:  # two processes may have the slabs of "spatial"
+                found.append(settings.figures(name, plan))
+            last = plan
         except (LayoutError, PlanError) as error:
             refused.append(f"Strategy {name}: not compared, because this network cannot run so: {error}")
     return found, refused
 
 
-def simplest(plans: Sequence[PricedPlan]) -> PricedPlan:
+def simplest(plans: Sequence[Figures]) -> Figures:
     """Of those that are as fast as the fastest, within what prices can tell apart, the one with the fewest moves."""
     fastest = min(o.seconds for o in plans)
     alike = [o for o in plans if o.seconds <= fastest * (1 + ALIKE)]
-    return min(alike, key=lambda o: (sum(s.moves for s in o.price.steps), o.seconds))
+    return min(alike, key=lambda o: (o.moves, o.seconds))
 
 
 def plan_of(tables: Tables, choice: Mapping[str, int], grid: Grid) -> Plan:
@@ -251,13 +240,13 @@ def _search(
     limit: int | None,
     hidden: float,
     fixed: Mapping[str, OpGrid],
-) -> tuple[PricedPlan, Solution]:
-    """Optimum of the tables, under the limit if there is one, with the peak checked by liveness."""
+) -> tuple[Figures, Solution]:
+    """Optimum of the tables, under the limit if there is one, with the peak checked by liveness; what needs least memory if nothing fits."""
     costs = {n: t.seconds - hidden * t.summed for n, t in tables.nodes.items()}
     held = {n: t.memory for n, t in tables.nodes.items()}
     name = "search, sums of gradients hidden" if hidden else "search"
     solution = minimise(costs, tables.edges, memory=held)
-    priced = settings.priced(name, plan_of(tables, solution.choice, grid))
+    priced = settings.figures(name, plan_of(tables, solution.choice, grid))
     if limit is None or priced.memory.peak <= limit:
         return priced, solution
     assert solution.memory is not None
@@ -268,45 +257,29 @@ def _search(
             solution = minimise(costs, tables.edges, memory=held, limit=budget, gap=GAP)
         except PlanError:
             break  # nothing keeps so little
-        priced = settings.priced(name, plan_of(tables, solution.choice, grid))
+        priced = settings.figures(name, plan_of(tables, solution.choice, grid))
         if priced.memory.peak <= limit:
             return priced, solution
         leanest = min(leanest, priced, key=lambda o: o.memory.peak)
         assert solution.memory is not None
         budget = min(budget, solution.memory) - (priced.memory.peak - limit)
     smallest, found = _smallest(settings, tables, grid, fixed)
-    smallest = min(leanest, smallest, key=lambda o: o.memory.peak)
-    if smallest.memory.peak > limit:
-        raise PlanError(too_small(limit, smallest.memory))
-    return smallest, found
+    return min(leanest, smallest, key=lambda o: o.memory.peak), found
 
 
-def _smallest(
-    settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]
-) -> tuple[PricedPlan, Solution]:
+def _smallest(settings: Settings, tables: Tables, grid: Grid, fixed: Mapping[str, OpGrid]) -> tuple[Figures, Solution]:
     """The plan of least memory; among equals the cheapest."""
     scale = sum(float(t.seconds.max()) for t in tables.nodes.values()) or 1.0
     least = min(float(t.memory[t.memory > 0].min(initial=1.0)) for t in tables.nodes.values())
     costs = {n: t.memory + 1e-6 * least * t.seconds / scale for n, t in tables.nodes.items()}
     solution = minimise(costs, {}, memory={n: t.memory for n, t in tables.nodes.items()})
-    tried = [settings.priced("least memory", plan_of(tables, solution.choice, grid))]
+    tried = [settings.figures("least memory", plan_of(tables, solution.choice, grid))]
     # What is kept is least there, but moving between layouts takes room as well: plans that move little may need less.
     tried += _named(settings, grid, fixed)[0]
     uniform = single_grid(tables, grid)
     if uniform is not None:
-        tried.append(settings.priced("best single grid", uniform))
+        tried.append(settings.figures("best single grid", uniform))
     return min(tried, key=lambda o: o.memory.peak), solution
-
-
-def too_small(limit: int, held: Memory) -> str:
-    """Message: nothing fits; the smallest footprint and what dominates it."""
-    name, size = next(iter(held.largest.items()))
-    return (
-        f"parallel.memory: no plan fits in {human_bytes(limit)} per process. The smallest footprint found is {human_bytes(held.peak)} "
-        f"(weights {human_bytes(held.weights)}, optimizer {human_bytes(held.optimizer)}, activations "
-        f"{human_bytes(held.activations + held.ghosts)}), reached at {held.where}; the largest array is {name}, {human_bytes(size)}. "
-        "Use more processes, a smaller batch, or a larger limit."
-    )
 
 
 def single_grid(tables: Tables, grid: Grid) -> Plan | None:

@@ -13,7 +13,7 @@ from typing import Any
 from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.engine import EngineConfig
 from lbpar.config.model import InlineModel, NamedModel, OnnxModel, PythonModel
-from lbpar.config.output import write_output
+from lbpar.config.output import check_output, write_output
 from lbpar.config.parallel import STRATEGIES as NAMES
 from lbpar.config.parallel import ParallelConfig
 from lbpar.config.paths import path_option
@@ -24,22 +24,32 @@ from lbpar.config.section import is_int, parse_bytes
 from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.cost.memory import PREFETCH
 from lbpar.cost.price import SLOTS
+from lbpar.cost.simulate import pipeline
 from lbpar.errors import ConfigError, LbparError
 from lbpar.graph.graph import Graph
-from lbpar.graph.ops.losses import LOSSES, CrossEntropy, Loss, make_loss
-from lbpar.models.load import load_graph
+from lbpar.graph.ops.losses import LOSSES, CrossEntropy
+from lbpar.models.load import load_graph, with_losses
 from lbpar.papers.records import layer_records
 from lbpar.papers.searches import price_gholami, price_pase
+from lbpar.plan.asked import check_stages
 from lbpar.plan.candidates import MOST_AXES
-from lbpar.plan.choose import Choice, Settings, choose_plan
-from lbpar.plan.compare_stages import compare_stages, measured
+from lbpar.plan.choose import Choice, choose_plan
+from lbpar.plan.compare_stages import Staged, best_without, check_counts, compare_stages, fastest_first, measured
 from lbpar.plan.explain import explain
+from lbpar.plan.lean import fit, fitted
 from lbpar.plan.picture import draw
+from lbpar.plan.pipeline_picture import pipeline_text
+from lbpar.plan.priced import Settings
 from lbpar.plan.report import print_report
-from lbpar.plan.resolve import check_stages, optimizer_name, plan_content, resolve_plan, staged
+from lbpar.plan.resolve import check_wanted, optimizer_name, plan_content, resolve_plan, staged
+from lbpar.plan.segments import recomputed
+from lbpar.plan.stage_search import best_stages
+from lbpar.plan.stage_words import unpriced_words, whether_stages_pay, written
+from lbpar.program.plan import Plan
 from lbpar.streams import standard_streams
 from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds, nearest, shorten
+from lbpar.threads import cores
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +73,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"auto, a machine file, or one of {', '.join(machine_names())} (default: auto)",
     )
     how.add_argument("--memory", help="what one process may use, as in 16GB")
+    how.add_argument(
+        "--recompute",
+        help="auto, a number of segments, layers, as in relu1,relu2, or [] for none: see `parallel.recompute`",
+    )
     how.add_argument("--strategy", type=path_option, help=f"one of {', '.join(NAMES)}, or a plan file (default: auto)")
     how.add_argument("--dtype", choices=("float32", "float64", "bfloat16", "float16"), help="type of activations")
     how.add_argument("--optimizer", choices=sorted(SLOTS), help="for memory and the update's time")
@@ -78,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--stages",
         metavar="N,N,...",
-        help="also price so many stages with every schedule, as in 2,4,8; --out writes the fastest",
+        help="also price so many stages with every schedule, as in 2,4,8, beside the best plan without; --out writes the fastest that keeps the arithmetic",
     )
     how.add_argument("--micro-batches", type=int, help="with --stages: parts of each batch (default: 4 per stage)")
     out.add_argument("--out", type=path_option, help="write the plan where lbpar.train can read it (plan.yaml)")
@@ -98,7 +112,6 @@ class Job:
     machine: str
     memory: int | None
     strategy: str
-    layers: Mapping[str, Mapping[Any, int | Sequence[int]]]
     dtype: str
     optimizer: str
     prefetch: int
@@ -126,6 +139,7 @@ UNUSED = {
         "loss",
         "machine",
         "memory",
+        "recompute",
         "strategy",
         "dtype",
         "optimizer",
@@ -133,7 +147,7 @@ UNUSED = {
         "out",
         "plot",
     ),
-    "gholami": ("loss", "machine", "memory", "strategy", "dtype", "optimizer", "out", "plot"),
+    "gholami": ("loss", "machine", "memory", "recompute", "strategy", "dtype", "optimizer", "out", "plot"),
 }
 
 
@@ -151,6 +165,11 @@ def _check_options(args: argparse.Namespace) -> None:
                 raise ConfigError(f"--{name}: it belongs to --model; with --config, use --set model.{name}=...")
     if args.micro_batches is not None and (args.micro_batches < 1 or not args.stages):
         raise ConfigError(f"--micro-batches: got {args.micro_batches}, expected at least 1, together with --stages.")
+    _counts(args.stages)
+    for name in ("json", "out", "plot"):
+        path = getattr(args, name)
+        if path and path != "-":
+            check_output(path, f"--{name}")
     if args.axes < 1:
         raise ConfigError(f"--axes: got {args.axes}, expected at least 1.")
 
@@ -172,14 +191,36 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
     if args.cost == "gholami":
         return _gholami(args)
     job = _job(args)
-    choice = _choose(job, args, find(job.machine, job.engine))
+    given = _given(job, args.axes)
+    counts = [n for n in _counts(args.stages) if n > 1]
+    micros, layers = args.micro_batches or job.parallel.micro_batches, job.parallel.layers
+    check_counts(job.graph, job.batch, job.procs, counts, micros)
+    choice = _choose(job, given, args, find(job.machine, job.engine))
     report = explain(choice, job.model if isinstance(job.model, str) else None)
     if args.stages:
         settings = _settings(job, choice.machine)
-        counts = [n for n in _counts(args.stages) if n > 1]
-        found = compare_stages(settings, job.procs, counts, args.micro_batches, args.axes)
-        rows = sorted([measured(choice.priced, settings), *found], key=lambda s: s.priced.seconds)
+        settings = replace(settings, recompute=recomputed(job.parallel.recompute, job.graph) or ())
+        asked = measured(choice.priced, choice.limit)
+        options: dict[str, Any] = {"recompute": job.parallel.recompute, "cores": cores()}
+        if given is None and asked.places == asked.micro_batches == 1:
+            best = [asked]
+        else:  # what the run file or --strategy asks for stands beside the best
+            free = {} if given is not None else {"layers": layers}
+            best = [asked, best_without(settings, job.procs, choice.limit, args.axes, **options, **free)]
+        within = layers if given is None else None
+        found = compare_stages(
+            settings, job.procs, counts, micros, args.axes, choice.limit, delayed=True, layers=within
+        )
+        rows = fastest_first([*best, *found])
         report["stages"] = [r.as_dict(job.batch) for r in rows]
+        report["whether_stages_pay"] = [
+            *_asked(best),
+            *whether_stages_pay([*best[-1:], *found], settings, choice.limit),
+        ]
+        report["unpriced"] = unpriced_words(job.graph, job.batch, job.procs, counts, micros, args.axes, within)
+        if args.out:
+            report["notes"] = [*report["notes"], *written(rows[0], asked, args.out, settings, choice.limit)]
+        report["pipeline"] = _pipeline(next((r for r in rows if r.places > 1), rows[0]))
         choice.priced = rows[0].priced
     if args.json == "-":
         print(json.dumps(report, indent=2))
@@ -194,10 +235,31 @@ def main(argv: Sequence[str] | None = None, find: FindMachine = named_machine) -
     return 0
 
 
-def _counts(text: str) -> list[int]:
+def _asked(rows: Sequence[Staged]) -> list[str]:
+    """A sentence on the plan that was asked for beside the best without stages, where these are two."""
+    if len(rows) == 1:
+        return []
+    asked, best = (r.priced for r in rows)
+    ratio = f"{asked.seconds / best.seconds:.2f} times as long as the best plan without stages"
+    return [f"Asked for: {asked.name}, {human_seconds(asked.seconds)} a step, {ratio} ({human_seconds(best.seconds)})."]
+
+
+def _pipeline(row: Staged) -> dict[str, Any]:
+    """The picture of a plan with stages."""
+    spans = pipeline(row.priced.program, row.priced.price)
+    return {
+        "name": row.priced.name,
+        "lines": pipeline_text(spans),
+        "spans": [s._asdict() for s in spans],
+    }
+
+
+def _counts(text: str | None) -> list[int]:
+    if text is None:
+        return []
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) or "0" in text.split(","):
         raise ConfigError(f"--stages: got {text!r}, expected numbers of stages, as in 2,4,8.")
-    return [int(n) for n in text.split(",")]
+    return list(dict.fromkeys(int(n) for n in text.split(",")))
 
 
 def save(choice: Choice, path: str, job: Job) -> None:
@@ -221,11 +283,23 @@ def save(choice: Choice, path: str, job: Job) -> None:
     save_plan_file(PlanFile.model_validate(content), path)
 
 
+def _names_or_number(text: str) -> int | list[str]:
+    return int(text) if text.isdecimal() else [] if text == "[]" else text.split(",")
+
+
 def _settings(job: Job, machine: Machine) -> Settings:
     return Settings(job.graph, job.batch, machine, job.dtype, job.optimizer, job.prefetch, **job.engine.planned)
 
 
-def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
+def _given(job: Job, most_axes: int) -> Plan | None:
+    """The plan, unless it is to be chosen. What does not fit the processes is refused before a machine is measured."""
+    if job.strategy != "auto":
+        return resolve_plan(job.parallel, job.graph, job.batch, job.procs)
+    check_wanted(job.parallel, job.graph, job.batch, job.procs, most_axes)
+    return None
+
+
+def _choose(job: Job, plan: Plan | None, args: argparse.Namespace, machine: Machine) -> Choice:
     options: dict[str, Any] = {
         "memory_limit": job.memory,
         "dtype": job.dtype,
@@ -233,27 +307,35 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
         "prefetch": job.prefetch,
         **job.engine.planned,
         "most_axes": args.axes,
+        "cores": cores(),
     }
-    settings = _settings(job, machine)
-    parallel = check(
-        ParallelConfig,
-        {
-            **job.parallel.model_dump(),
-            "strategy": job.strategy,
-            "layers": {k: dict(v) for k, v in job.layers.items()},
-        },
-        "--strategy",
-    )
-    if job.strategy == "auto":
+    settings, parallel = _settings(job, machine), job.parallel
+    limit = machine.memory if job.memory is None and parallel.recompute == "auto" else job.memory
+    if plan is None:
         samples, places = check_stages(parallel, job.batch, job.procs)
-        choice = choose_plan(job.graph, samples, job.procs // places, machine, layers=job.layers, **options)
-        if places > 1 or samples < job.batch:
-            plan = staged(choice.plan, parallel, job.graph, samples, machine, job.dtype)
-            choice.priced = settings.priced(f"auto, {places} stages", plan)
-            choice.plan, choice.batch, choice.others = plan, job.batch, ()
+        asked: dict[str, Any] = {"layers": parallel.layers, "recompute": parallel.recompute}
+        best = best_stages(settings, parallel, job.procs, args.axes) if places > 1 else None
+        if best is not None:  # a stage's own choice stands for what is said of grids
+            options |= {"memory_limit": None, "compare": False}
+            asked["recompute"] = None
+        choice = choose_plan(job.graph, samples, job.procs // places, machine, **asked, **options)
+        if best is not None:
+            choice.priced, choice.plan, choice.batch, choice.others = best.priced, best.priced.plan, job.batch, ()
+            choice.limit, choice.search_seconds = limit, best.search_seconds
+            choice.space |= best.space
+        elif places > 1 or samples < job.batch:
+            plan, name = (
+                staged(choice.plan, parallel, job.graph, samples, machine, job.dtype),
+                f"auto, {places} stage{'s' * (places > 1)}",
+            )
+            priced = settings.priced(name, plan) if limit is None else fitted(settings, name, plan, limit)
+            choice.priced, choice.plan, choice.batch, choice.others = priced, priced.plan, job.batch, ()
         return choice
-    plan = resolve_plan(parallel, job.graph, job.batch, job.procs)
     given = settings.priced(job.strategy, plan)
+    if limit is not None and parallel.recompute == "auto":
+        given = fitted(settings, job.strategy, plan, limit)
+    elif limit is not None and parallel.recompute is None and given.memory.peak > limit:
+        given = fit(settings, given, limit) or given
     options["memory_limit"] = None  # the plan is given; what the planner would do stands beside it
     choice = choose_plan(job.graph, job.batch, job.procs, machine, **options)
     notes = (
@@ -263,8 +345,8 @@ def _choose(job: Job, args: argparse.Namespace, machine: Machine) -> Choice:
             f"Memory: this plan needs {human_bytes(given.memory.peak)} per process, more than the limit of {human_bytes(job.memory)}."
         ]
     )
-    others = (replace(choice.priced, name="auto"), *(o for o in choice.others if o.name != job.strategy))
-    choice.priced, choice.plan, choice.limit, choice.notes = given, plan, job.memory, notes
+    others = (replace(choice.priced.figures, name="auto"), *(o for o in choice.others if o.name != job.strategy))
+    choice.priced, choice.plan, choice.limit, choice.notes = given, given.plan, limit, notes
     choice.others = tuple(sorted(others, key=lambda o: o.seconds))
     return choice
 
@@ -297,22 +379,27 @@ def _job(args: argparse.Namespace) -> Job:
         raise ConfigError(
             f"--strategy: got {strategy!r}, {nearest(strategy, NAMES)}expected one of {', '.join(NAMES)}, or a plan file."
         )
+    parallel = config.parallel if config else ParallelConfig()
+    if args.recompute:
+        again = args.recompute if args.recompute == "auto" else _names_or_number(args.recompute)
+        parallel = check(ParallelConfig, {**parallel.model_dump(), "recompute": again}, "--recompute")
+    given = {"strategy": strategy, "layers": {k: dict(v) for k, v in parallel.layers.items()}, "memory": memory}
+    parallel = check(ParallelConfig, {**parallel.model_dump(), **given}, "--strategy")
     engine = config.engine if config else EngineConfig()
     dtype = args.dtype or engine.dtype
     return Job(
-        load_graph(section, config.parallel.norm if config else None).with_loss(_loss(args, config)),
+        _with_loss(load_graph(section, config.parallel.norm if config else None), args, config),
         _model_text(section),
         batch,
         procs,
         args.machine or (config.machine if config else "auto"),
         memory,
         strategy,
-        config.parallel.layers if config else {},
         dtype,
         args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
         config.data.prefetch if config else PREFETCH,
         engine.model_copy(update={"dtype": dtype}),
-        config.parallel if config else ParallelConfig(),
+        parallel,
     )
 
 
@@ -337,10 +424,10 @@ def _model_text(section: NamedModel | PythonModel | OnnxModel | InlineModel) -> 
     return section.model_dump(mode="json", exclude_none=True, by_alias=True)
 
 
-def _loss(args: argparse.Namespace, config: RunConfig | None) -> Loss:
+def _with_loss(graph: Graph, args: argparse.Namespace, config: RunConfig | None) -> Graph:
     if args.loss or config is None:
-        return LOSSES[args.loss or CrossEntropy.kind]()
-    return make_loss(config.train.loss, config.train.label_smoothing)
+        return graph.with_loss(LOSSES[args.loss or CrossEntropy.kind]())
+    return with_losses(graph, config.train)
 
 
 def _pase(args: argparse.Namespace) -> int:

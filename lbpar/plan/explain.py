@@ -7,14 +7,16 @@ from typing import Any
 
 from lbpar.cost.moves import Floats
 from lbpar.cost.price import SLOTS, StepPrice, local_bytes
-from lbpar.plan.choose import Choice, PricedPlan, Settings
+from lbpar.plan.choose import Choice
+from lbpar.plan.priced import PricedPlan, Settings
 from lbpar.plan.tables import Tables
 from lbpar.program.words import layer_words
-from lbpar.text import human_seconds
+from lbpar.text import human_seconds, plan_count
 
 #: What a step's time is spent on.
-COMPUTE, WEIGHTS, STATISTICS, GHOSTS, PARTIAL, RESHARD, UPDATE = (
+COMPUTE, AGAIN, WEIGHTS, STATISTICS, GHOSTS, PARTIAL, RESHARD, UPDATE = (
     "computation",
+    "activations computed again",
     "sums of weight gradients",
     "statistics (norm, loss)",
     "ghosts (halo exchange)",
@@ -28,6 +30,8 @@ def spent_on(step: StepPrice) -> str:
     """What a step's time is spent on."""
     if step.kind == "update":
         return UPDATE
+    if step.again:
+        return AGAIN
     if not step.moves:
         return COMPUTE
     if ":grad" in step.what:
@@ -53,7 +57,7 @@ def explain(choice: Choice, model: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``step`` (seconds, bytes, messages of one training step), ``memory``, ``layers``, ``comparison``, ``space``, ``limits``,
+        ``step`` (seconds, bytes, messages of one training step), ``memory``, ``recompute`` (or None), ``layers``, ``comparison``, ``space``, ``limits``,
         ``notes`` and what they were made from.
     """
     o = choice.priced
@@ -77,19 +81,13 @@ def explain(choice: Choice, model: str | None = None) -> dict[str, Any]:
         "strategy": o.name,
         "step": step_numbers(o, choice.batch),
         "memory": o.memory.as_dict() | {"largest": dict(o.memory.largest), "limit": choice.limit},
+        "recompute": None if o.kept is None else recomputation(o, o.kept),
         "layers": layer_rows(o, choice, rivals),
         "comparison": comparison(choice),
-        "space": choice.space | {"plans": _count(choice), "search_seconds": choice.search_seconds},
+        "space": choice.space | {"plans": plan_count(choice.space["plans"]), "search_seconds": choice.search_seconds},
         "limits": limits(o),
         "notes": list(choice.notes),
     }
-
-
-def _count(choice: Choice) -> int | str:
-    """Number of plans in the space; as text where JSON readers would round it."""
-    n = choice.space["plans"]
-    assert isinstance(n, int)
-    return n if n < 2**53 else f"10^{len(str(n)) - 1}"
 
 
 def _grid(choice: Choice) -> Any:
@@ -116,15 +114,31 @@ def step_numbers(o: PricedPlan, batch: int) -> dict[str, Any]:
     }
 
 
+def recomputation(lean: PricedPlan, kept: PricedPlan) -> dict[str, Any]:
+    """The layers that are computed again, and peak and step time with and without."""
+    return {
+        "layers": list(lean.plan.recompute),
+        "memory": lean.memory.peak,
+        "memory_kept": kept.memory.peak,
+        "seconds": lean.seconds,
+        "seconds_kept": kept.seconds,
+    }
+
+
 def limits(o: PricedPlan) -> str:
     """One sentence: what the step time is limited by."""
     if len(o.plan.places) > 1:
+        delayed = ""
+        if o.plan.delayed:
+            delayed = (
+                " Gradients are delayed, which changes the arithmetic: a step is the time from one batch to the next."
+            )
         return (
             f"The busiest stage computes {100 * o.step.compute / o.seconds:.0f} % of the step, and waits for others and for communication in the "
-            f"rest; on the mean stages do not compute {100 * o.step.bubble:.0f} % of it."
+            f"rest; on the mean stages do not compute {100 * o.step.bubble:.0f} % of it.{delayed}"
         )
     purposes = o.price.by(spent_on)
-    moves = {k: v for k, v in purposes.items() if k not in (COMPUTE, UPDATE)}
+    moves = {k: v for k, v in purposes.items() if k not in (COMPUTE, AGAIN, UPDATE)}
     if not moves or o.step.exposed < 0.1 * o.seconds:
         share = o.step.compute / o.seconds if o.seconds else 1.0
         return f"Computation takes {100 * share:.0f} % of the step; communication is hidden or small."
@@ -161,7 +175,7 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
             )
     rows = []
     for node in program.graph.ops:
-        op_grid = o.plan[node.name]
+        op_grid, again = o.plan[node.name], node.name in o.plan.recompute
         mine = moves.get(node.name, [])
         rows.append(
             {
@@ -187,7 +201,8 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
                 "messages": sum(s.messages for s in mine),
                 "communication_seconds": sum(s.seconds for s in mine),
                 "compute_seconds": compute.get(node.name, 0.0),
-                "memory_bytes": stored.get(node.name, 0) + outputs.get(node.name, 0),
+                "memory_bytes": stored.get(node.name, 0) + (0 if again else outputs.get(node.name, 0)),
+                "recompute": again,
                 "runner_up": rivals.get(node.name),
             }
         )
@@ -197,18 +212,19 @@ def layer_rows(o: PricedPlan, choice: Choice | Settings, rivals: Mapping[str, di
 def comparison(choice: Choice) -> list[dict[str, Any]]:
     """The chosen plan and all others, priced the same way."""
     rows = []
-    for o in (choice.priced, *(x for x in choice.others if x is not choice.priced)):
+    chosen = choice.priced.figures
+    for o in (chosen, *(x for x in choice.others if (x.name, x.plan) != (chosen.name, chosen.plan))):
         fits = choice.limit is None or o.memory.peak <= choice.limit
         rows.append(
             {
                 "strategy": o.name,
                 "seconds": o.seconds,
                 "ratio": o.seconds / choice.priced.seconds,
-                "sum": o.price.seconds,
+                "sum": o.sum,
                 "compute": o.step.compute,
                 "communication": o.step.communication,
                 "exposed": o.step.exposed,
-                "bytes": o.price.bytes,
+                "bytes": o.bytes,
                 "memory": o.memory.peak,
                 "fits": fits,
             }

@@ -58,7 +58,9 @@ class Fusion:
         for group, place, value in self.members:
             t = tables[group]
             size = pricing.bytes(t.y)
-            out[group] = out[group] + (pricing.machine.copy_seconds(size) if value == SUM else t.kernels[place, value])
+            out[group] = out[group] + (
+                pricing.machine.sum_seconds(size, 2) if value == SUM else t.kernels[place, value]
+            )
         if self.kernel is not None:
             out[self.owner] = out[self.owner] - pricing.kernel(self.kernel, tables[self.owner].op_grids)
         return out

@@ -52,6 +52,7 @@ class Group(Lowering):
         self.messages: list[tuple[Ints, Floats]] = []
         self.kept: set[str] = set()  # buffers that wait for the backward pass
         self.parts: dict[str, list[Copy]] = {}
+        self.returned: dict[tuple[str, str], list[Layouts]] = {}  # layouts of gradients of shared parameters
 
     def is_fed(self, value: str) -> bool:
         return ":" not in value and value not in self.inside and value in self.graph
@@ -90,10 +91,16 @@ class Group(Lowering):
             full = 4 * prod(move.src.shape) / self.pricing.moves.ways[shards] / BUCKET_BYTES
             seconds = self.pricing.bucketed(move.src, axes, np.minimum(full, 1), dtype)
             if ":grad" in src:
+                seconds = seconds / self.pricing.micro_batches
                 self.messages.append((axes, full))
                 self.summed = self.summed + seconds
         self.moved = self.moved + seconds
         return self.buffer(src.split("@")[0], move.dst, dtype)
+
+    def _deliver(self, node, kernel, short, buffer, parts):  # type: ignore[no-untyped-def, override]
+        if node.owner in self.graph.shared and short[1:] in self.param_names[node.name]:
+            self.returned.setdefault((node.name, short[1:]), []).append(self.buffers[buffer].layout)  # type: ignore[arg-type]
+        super()._deliver(node, kernel, short, buffer, parts)
 
     def compute(self, step: Compute) -> None:
         if step.kernel.name == COPY:
@@ -117,6 +124,9 @@ class Group(Lowering):
                 if node is not self.graph.loss:
                     self.materialise(f"{node.name}:dy", self.grad_layout(node))
                 self.node_backward(node, wanted[node.name], self.parts)
+            if node.name in self.graph.shared:
+                self.gather_shared(node)
+                self.grads |= {name: near[0] for name, near in self.near.items()}
         self.phase = "update"
         for node in self.nodes:
             for k in node.op.update(self.xs[node.name]):
@@ -124,7 +134,10 @@ class Group(Lowering):
         slower = self.pricing.machine.oversubscription(self.grid.size, self.grid.size)
         for name in self.grads:
             size, slots = self.bytes(name), SLOTS[self.pricing.optimizer]
-            self.local = self.local + self.pricing.machine.update_seconds(size, slots) * slower
+            update = self.pricing.machine.update_seconds(size, slots) * slower
+            self.local = self.local + update / self.pricing.micro_batches
+            if self.pricing.micro_batches > 1:  # each adds its own
+                self.local = self.local + self.pricing.machine.copy_seconds(size)
         return self
 
     def bytes(self, buffer: str) -> Floats:
@@ -133,8 +146,11 @@ class Group(Lowering):
         return self.pricing.bytes(b.layout, b.dtype, of_parameters(buffer))
 
     def memory(self, spared: set[str]) -> Floats:
-        """Bytes that stay until the backward pass, but for ``spared`` buffers; parameters and their companions included."""
-        held = sum((self.bytes(b) for b in self.kept - spared), np.zeros_like(self.local))
-        for name in self.params:
-            held = held + self.bytes(name) * (2 + SLOTS[self.pricing.optimizer] if name in self.grads else 1)
-        return held
+        """Bytes of a batch that stay until the backward pass, but for ``spared`` buffers."""
+        return sum((self.bytes(b) for b in self.kept - spared), np.zeros_like(self.local))
+
+    @property
+    def weights(self) -> Floats:
+        """Bytes of parameters and their companions."""
+        copies = {name: 2 + SLOTS[self.pricing.optimizer] if name in self.grads else 1 for name in self.params}
+        return sum((self.bytes(name) * n for name, n in copies.items()), np.zeros_like(self.local))

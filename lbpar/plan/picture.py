@@ -6,7 +6,9 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
+from lbpar.cost.simulate import Span
 from lbpar.errors import ConfigError
+from lbpar.plan.pipeline_picture import draw_pipeline
 from lbpar.program.words import WORDS
 
 COLOURS = {
@@ -54,7 +56,12 @@ def picture(report: dict[str, Any]) -> Any:
     width = min(60.0, max(7.0, 0.22 * len(layers)))
     figure = Figure(figsize=(width, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
-    grids, times = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    whole: Any = figure
+    below: Any = None
+    if report.get("pipeline"):
+        both: Any = figure.subfigures(2, 1, height_ratios=(3, 1))
+        whole, below = both
+    grids, times = whole.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     total = max(1e-9, log2(report["procs"])) if report["procs"] > 1 else 1.0
     seen = []
     for x, row in enumerate(layers):
@@ -88,6 +95,9 @@ def picture(report: dict[str, Any]) -> Any:
     step = 1 if len(layers) <= 120 else 2
     times.set_xticks(places[::step], [r["layer"] for r in layers][::step], rotation=90, fontsize=6)
     times.set_xlim(-0.6, len(layers) - 0.4)
+    if below is not None:
+        spans = [Span(**s) for s in report["pipeline"]["spans"]]
+        draw_pipeline(below.subplots(), spans, [f"stage {i}" for i in range(len(report["pipeline"]["lines"]))])
     figure.suptitle(
         f"{report['network']}, batch {report['batch']}, {report['procs']} processes, {report['machine']['name']}: "
         f"{report['strategy']}, {1e3 * report['step']['seconds']:.3g} ms a step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,11 @@ from lbpar.config.run_file import RunConfig
 from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
+from lbpar.plan.asked import check_layer, check_stages, given_grids, micro_batches, stages_each
 from lbpar.plan.assign import assign
+from lbpar.plan.segments import recomputed
 from lbpar.plan.strategies import strategy_plan
-from lbpar.program.plan import OpGrid, Pipeline, Plan
+from lbpar.program.plan import Pipeline, Plan
 from lbpar.text import nearest
 
 if TYPE_CHECKING:
@@ -24,58 +25,70 @@ if TYPE_CHECKING:
 
 #: Machine on which stages of named strategies are balanced: the same on every rank, whatever the job runs on.
 CUT_ON = "laptop"
-#: Micro-batches per stage where none are given: a fifth of the time or less is then idle.
-MICRO_BATCHES = 4
+#: Fields of a run file that a plan file decides.
+PIPELINE = ("stages", "schedule", "micro_batches", "interleave", "stage")
 
 
 def is_chosen(parallel: ParallelConfig, procs: int) -> bool:
-    """Whether a run file leaves the plan to the cost model."""
-    return parallel.strategy == "auto" and (procs > 1 or parallel.memory is not None)
+    """Whether a run file leaves the plan, or what of it is computed again, to the cost model."""
+    return (parallel.strategy == "auto" and procs > 1) or parallel.memory is not None or parallel.recompute == "auto"
+
+
+def check_wanted(parallel: ParallelConfig, graph: Graph, batch: int, procs: int, most_axes: int | None = None) -> None:
+    """Refuse what a plan that is to be chosen cannot be, before a machine is measured for it.
+
+    Parameters
+    ----------
+    parallel, graph, batch, procs
+        As for `resolve_plan`.
+    most_axes : int, optional
+        Of the planner.
+
+    Raises
+    ------
+    PlanError
+        As `resolve_plan`.
+    """
+    from lbpar.plan.candidates import MOST_AXES, planning_grid
+
+    Plan(Grid(), {}, recompute=recomputed(parallel.recompute, graph) or ()).check(graph, batch)
+    for name in parallel.stage:
+        check_layer(name, graph, "parallel.stage")
+    if parallel.strategy != "auto":
+        resolve_plan(parallel, graph, batch, procs)
+        return
+    samples, places = check_stages(parallel, batch, procs)
+    given_grids(parallel.layers, graph, samples, planning_grid(procs // places, most_axes or MOST_AXES))
 
 
 def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine: Machine) -> Plan:
     """The cheapest plan on a machine, with the run file's memory limit, type, optimizer and exceptions per layer."""
     from lbpar.plan.choose import choose_plan  # rank 0 alone chooses
+    from lbpar.plan.lean import fitted
+    from lbpar.plan.priced import Settings
+    from lbpar.plan.stage_search import best_stages
 
-    parallel = config.parallel
-    samples, places = check_stages(parallel, batch, procs)
-    choice = choose_plan(
-        graph,
-        samples,
-        procs // places,
-        machine,
-        memory_limit=parallel.memory,
-        dtype=config.engine.dtype,
-        optimizer=optimizer_name(config.train.optimizer),
-        prefetch=config.data.prefetch,
-        **config.engine.planned,
-        layers=parallel.layers,
-    )
-    plan = staged(choice.plan, parallel, graph, samples, machine, config.engine.dtype)
+    parallel, dtype, optimizer = config.parallel, config.engine.dtype, optimizer_name(config.train.optimizer)
+    known: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "prefetch": config.data.prefetch}
+    known |= config.engine.planned
+    limit, settings = parallel.memory, Settings(graph, batch, machine, **known)
+    if parallel.strategy == "auto":
+        samples, places = check_stages(parallel, batch, procs)
+        best = best_stages(settings, parallel, procs) if places > 1 else None
+        if best is not None:
+            return best.priced.plan
+        asked: dict[str, Any] = {"layers": parallel.layers, "recompute": parallel.recompute}
+        choice = choose_plan(graph, samples, procs // places, machine, memory_limit=limit, **asked, **known)
+        plan = staged(choice.plan, parallel, graph, samples, machine, dtype)
+        if plan.pipeline is None:
+            return choice.plan
+    else:
+        plan = resolve_plan(parallel, graph, batch, procs)
+    if limit is not None or parallel.recompute == "auto":
+        may = recomputed(parallel.recompute, graph) is None
+        plan = fitted(settings, parallel.strategy, plan, machine.memory if limit is None else limit, may).plan
     plan.check(graph, batch)
     return plan
-
-
-def check_stages(parallel: ParallelConfig, batch: int, procs: int) -> tuple[int, int]:
-    """Samples of a micro-batch, and places of stages; raises PlanError unless these fit the processes."""
-    places = parallel.stages
-    if procs % places:
-        raise PlanError(
-            f"parallel.stages: got {places}, which does not divide the {procs} processes of this job; start a multiple of {places}."
-        )
-    if parallel.interleave is not None and parallel.schedule != "interleaved":
-        raise PlanError(
-            f"parallel.interleave: got {parallel.interleave} with schedule {parallel.schedule}; only interleaved has several stages at a place."
-        )
-    if parallel.micro_batches is not None and parallel.micro_batches > batch:
-        raise PlanError(
-            f"parallel.micro_batches: got {parallel.micro_batches} parts of {batch} samples, expected at most {batch}."
-        )
-    return -(-batch // min(batch, _micro_batches(parallel))), places
-
-
-def _micro_batches(parallel: ParallelConfig) -> int:
-    return parallel.micro_batches or (MICRO_BATCHES * parallel.stages if parallel.stages > 1 else 1)
 
 
 def staged(
@@ -84,9 +97,7 @@ def staged(
     """The plan with the stages and micro-batches (of so many samples) of a run file, if it has any."""
     for name in parallel.stage:
         check_layer(name, graph, "parallel.stage")
-    micros, each = _micro_batches(parallel), 1
-    if parallel.schedule == "interleaved":
-        each = parallel.interleave or (2 if parallel.stages > 1 else 1)
+    micros, each = micro_batches(parallel), stages_each(parallel)
     if parallel.stages == 1 and micros == 1:
         return inner
     from lbpar.cost.machine import find_machine  # most ranks never price anything
@@ -126,43 +137,32 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     """
     if parallel.plan_file is not None:
         plan = plan_from_file(load_plan_file(parallel.plan_file), graph, batch, procs, parallel.plan_file)
-        given = _given(parallel.layers, graph, batch, plan.grid)
-        plan = replace(plan, ops={**plan.ops, **given})
-        if parallel.stages > 1 or parallel.micro_batches is not None or parallel.stage:
+        exceptions = given_grids(parallel.layers, graph, batch, plan.grid)
+        plan = replace(plan, ops={**plan.ops, **exceptions})
+        theirs = {} if plan.pipeline is None else {"schedule": plan.pipeline.schedule}
+        for name in PIPELINE:
+            if getattr(parallel, name) not in (ParallelConfig.model_fields[name].get_default(), theirs.get(name)):
+                raise PlanError(
+                    f"parallel.{name}: stages, schedule and micro-batches are those of the plan file, {parallel.plan_file}; change its "
+                    "`pipeline`, or name a strategy."
+                )
+        if plan.micro_batches > batch:
             raise PlanError(
-                f"parallel: stages and micro-batches are those of the plan file, {parallel.plan_file}; change its `pipeline`, or name a strategy."
+                f"{parallel.plan_file}: pipeline.micro_batches: got {plan.micro_batches} parts of {batch} samples, expected at most {batch}."
             )
     else:
         samples, places = check_stages(parallel, batch, procs)
         grid = Grid.of(procs // places)
-        given = _given(parallel.layers, graph, samples, grid)
+        given = given_grids(parallel.layers, graph, samples, grid)
         name = parallel.strategy
         if name == "auto":
             name = "data" if samples >= grid.size else "spatial"
         plan = strategy_plan(name, graph, grid, samples, given)
         plan = staged(plan, parallel, graph, samples, None, "float32")
+    again = recomputed(parallel.recompute, graph)
+    plan = plan if again is None else replace(plan, recompute=again)
     plan.check(graph, batch)
     return plan
-
-
-def _given(
-    layers: Mapping[str, Mapping[Any, int | Sequence[int]]], graph: Graph, batch: int, grid: Grid
-) -> dict[str, OpGrid]:
-    out: dict[str, OpGrid] = {}
-    for name, ways in layers.items():
-        check_layer(name, graph)
-        out[name] = assign(f"parallel.layers.{name}", ways, grid)
-    Plan(grid, out).check(graph, batch)  # here, where loops of one way still show
-    return out
-
-
-def check_layer(name: str, graph: Graph, where: str = "parallel.layers") -> None:
-    """Raise PlanError, with the nearest name, if the graph has no op of this name."""
-    names = [n.name for n in graph.ops]
-    if name not in names:
-        raise PlanError(
-            f"{where}: {graph.name} has no layer {name!r}; {nearest(name, names)}its layers are {', '.join(names)}."
-        )
 
 
 def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: str = "plan file") -> Plan:
@@ -189,9 +189,9 @@ def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: 
         raise PlanError(f"{where}: gives no layer of {graph.name} a grid.")
     given = {name: assign(f"{where}: ops.{name}", ways, grid) for name, ways in file.ops.items()}
     if file.pipeline is None:
-        return strategy_plan("data", graph, grid, batch, given)
+        return replace(strategy_plan("data", graph, grid, batch, given), recompute=file.recompute)
     p = file.pipeline
-    plan = Plan(grid, given, Pipeline(p.axes, p.stages, p.schedule, p.micro_batches))
+    plan = Plan(grid, given, Pipeline(p.axes, p.stages, p.schedule, p.micro_batches), file.recompute)
     if missing:
         raise PlanError(
             f"{where}: plans stages, but gives layer {missing[0]!r} no grid; name every layer, with {{}} where nothing splits it."
@@ -208,4 +208,10 @@ def plan_content(plan: Plan) -> dict[str, Any]:
     """Processes, grids and stages as a plan file has them."""
     ops = {name: {loop: tuple(axes) for loop, axes in op_grid.items()} for name, op_grid in plan.ops.items()}
     pipeline = None if plan.pipeline is None else asdict(plan.pipeline)
-    return {"procs": plan.grid.size, "grid": plan.grid.sizes, "ops": ops, "pipeline": pipeline}
+    return {
+        "procs": plan.grid.size,
+        "grid": plan.grid.sizes,
+        "ops": ops,
+        "pipeline": pipeline,
+        "recompute": plan.recompute,
+    }

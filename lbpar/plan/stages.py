@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from lbpar.cost.kernel_time import item_bytes
 from lbpar.cost.machine import Machine
@@ -11,7 +12,7 @@ from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
-from lbpar.program.plan import Pipeline, Plan, Schedule
+from lbpar.program.plan import Pipeline, Plan, Schedule, check_shared, stays_together
 from lbpar.solver.chain import cut_chain
 
 
@@ -57,16 +58,10 @@ def stage_plan(
     pipeline = Pipeline((), {}, schedule, micro_batches)
     if stages == 1:
         return inner.staged(1, pipeline)
-    if stages > len(names):
-        raise PlanError(
-            f"parallel.stages: got {stages} stages, but {graph.name} has {len(names)} layers; every stage needs one at least."
-        )
-    wrong = [n for n, s in given.items() if s >= stages]
-    if wrong:
-        raise PlanError(f"parallel.stage.{wrong[0]}: got stage {given[wrong[0]]}, expected 0 to {stages - 1}.")
+    check_given(graph, given, stages, schedule)
     if set(given) == set(names):
         return inner.staged(places, Pipeline((), dict(given), schedule, micro_batches))
-    costs, borders = chain(inner, graph, samples, places, machine, dtype)
+    costs, borders = chain(inner, graph, samples, places, machine, dtype, schedule)
     found = cut_chain(costs, borders, stages, [given.get(n) for n in names])
     if found is None:
         raise PlanError(
@@ -78,8 +73,26 @@ def stage_plan(
     return inner.staged(places, Pipeline((), of, schedule, micro_batches))
 
 
+def check_given(graph: Graph, given: Mapping[str, int], stages: int, schedule: Schedule) -> None:
+    """Raise PlanError unless there are layers for so many stages, the given ones exist, and layers may share parameters from there."""
+    if stages > len(graph.ops):
+        raise PlanError(
+            f"parallel.stages: got {stages} stages, but {graph.name} has {len(graph.ops)} layers; every stage needs one at least."
+        )
+    wrong = [n for n, s in given.items() if s >= stages]
+    if wrong:
+        raise PlanError(f"parallel.stage.{wrong[0]}: got stage {given[wrong[0]]}, expected 0 to {stages - 1}.")
+    check_shared(graph, given, schedule)
+
+
 def chain(
-    inner: Plan, graph: Graph, samples: int, places: int, machine: Machine, dtype: str = "float32"
+    inner: Plan,
+    graph: Graph,
+    samples: int,
+    places: int,
+    machine: Machine,
+    dtype: str = "float32",
+    schedule: Schedule = "1f1b",
 ) -> tuple[list[float], list[float]]:
     """Seconds of every layer on a micro-batch, forward and backward, and of what crosses a border before it, both ways."""
     program = lower(graph, inner, samples, gradients="accumulate")
@@ -97,6 +110,9 @@ def chain(
         seconds = machine.move_seconds("p2p", link, elements * item / inner.grid.size, 1.0)
         for at in range(i + 1, last[name] + 1):
             borders[at] += 2 * seconds  # the value, and its gradient on the way back
+    for first, users in graph.shared.items():
+        if stays_together(graph, first, schedule):
+            borders[place[first] + 1 : place[users[-1].name] + 1] = [inf] * (place[users[-1].name] - place[first])
     return [spent.get(n, 0.0) for n in names], borders
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Operand
-from lbpar.graph.op import Input
 from lbpar.layout.grid import Axes, Grid
 from lbpar.program.lowering import forward_kernels
 from lbpar.program.plan import OpGrid, Plan
@@ -46,11 +45,12 @@ class Walk:
         return None
 
     def follow(self, node: Node) -> OpGrid:
-        """The grid that takes the first input as its producer leaves it; summed channels are scattered."""
-        producer = self.graph[node.inputs[0]]
-        if isinstance(producer.op, Input):
+        """The grid that takes the first input that a layer makes as that layer leaves it; summed channels are scattered."""
+        i = next((i for i, name in enumerate(node.inputs) if name in self.ops), None)
+        if i is None:
             return self.samples()
-        y, x = self.operand(producer.name, "y"), self.operand(node.name, "x0")
+        producer = self.graph[node.inputs[i]]
+        y, x = self.operand(producer.name, "y"), self.operand(node.name, f"x{i}")
         if y is None or x is None:
             return {}
         theirs = self.ops[producer.name]
@@ -70,11 +70,11 @@ class Walk:
         return {"N": self.grid.axes[::-1]}
 
     def run(self, rule: Rule, given: Mapping[str, OpGrid]) -> Plan:
-        """Grids for all nodes: as given, by the rule for layers with weights, by following for the rest."""
+        """Grids for all nodes: as given, by the rule for layers with weights and those that read the data, by following for the rest."""
         for node in self.graph.ops:
             if node.name in given:
                 self.ops[node.name] = given[node.name]
-            elif node.op.weighted:
+            elif node.op.weighted or (rule in (spatial, slabs) and not any(name in self.ops for name in node.inputs)):
                 self.ops[node.name] = rule(self, node)
             else:
                 self.ops[node.name] = self.follow(node)
@@ -91,11 +91,22 @@ def spatial(walk: Walk, node: Node) -> OpGrid:
 
     Linear layers split samples where there are enough of them, filters otherwise.
     """
-    extents = walk.extents(node)
-    if node.op.kind == "linear":
-        return walk.samples() if walk.batch >= walk.grid.size else {"F": walk.grid.axes[::-1]}
+    return _in_space(walk, node, 3)
+
+
+def slabs(walk: Walk, node: Node) -> OpGrid:
+    """As `spatial`, but only the first spatial dimension is cut: depth of volumes, height of pictures."""
+    return _in_space(walk, node, 1)
+
+
+def _in_space(walk: Walk, node: Node, dimensions: int) -> OpGrid:
+    uneven = (k for k, even in node.op.splits(walk.graph.input_shapes(node.name, walk.batch)).items() if not even)
+    left = {k: walk.extents(node)[k] for k in sorted({"D", "H", "W"}.intersection(uneven))[:dimensions]}
+    if not left:
+        return (
+            walk.samples() if node.op.kind != "linear" or walk.batch >= walk.grid.size else {"F": walk.grid.axes[::-1]}
+        )
     out: dict[str, Axes] = {}
-    left = {k: e for k, e in extents.items() if k in ("D", "H", "W")}
     for a in walk.grid.axes[::-1]:
         size = walk.grid.sizes[a]
         loop = max(left, key=lambda k: left[k])
@@ -151,6 +162,7 @@ def one_weird_trick(walk: Walk, node: Node) -> OpGrid:
 STRATEGIES: dict[str, Rule] = {
     "data": data,
     "spatial": spatial,
+    "slabs": slabs,
     "filter": filters,
     "channel": channels,
     "stationary-w": stationary_w,

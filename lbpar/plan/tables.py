@@ -8,7 +8,7 @@ are fused wherever nothing moves between them are priced so, and gradients as th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import compress
 from operator import or_
@@ -176,6 +176,12 @@ class _Builder:
         for a, b, i in read:
             table = self.edge(nodes[a], nodes[b], i, self.fused.get((a, b), []))
             edges[a, b] = self.added(edges[a, b], table) if (a, b) in edges else table
+        for pair, uses in shares(self.graph, self.groups).items():
+            a, b = sorted(pair, key=list(self.groups).index)
+            for p, q in uses:
+                table = shared_costs(self.pricing, nodes[pair[0]], p, nodes[pair[1]], q)
+                table = table if (a, b) == pair else turned(table)
+                edges[a, b] = self.added(edges[a, b], table) if (a, b) in edges else table
         values = []
         for x, name in self.leader.items():
             readers = [(self.leader[r.name], list(dict.fromkeys(r.inputs)).index(x)) for r in self.graph.consumers(x)]
@@ -204,6 +210,7 @@ class _Builder:
             (tuple(kept), tuple(returned)),
             str(fixed),
             tuple(fused),
+            tuple((m.share is not None, m.name in graph.shared) for m in members),
         )
         if key not in pricing.memo:
             grids, op_grids = self.candidates(members[0].op, shapes, fixed)
@@ -212,7 +219,7 @@ class _Builder:
             seconds = low.local + low.moved
             for m, count in zip(members, returned, strict=True):
                 if count > 1:
-                    seconds = seconds + pricing.machine.copy_seconds(low.bytes(f"{m.name}:y")) * count / 2
+                    seconds = seconds + pricing.machine.sum_seconds(low.bytes(f"{m.name}:y"), count)
             sources = list(dict.fromkeys(members[0].inputs))
             moved = {b.partition(":")[::2]: c for b, c in low.crosses.items()}
             table = NodeTable(
@@ -220,7 +227,8 @@ class _Builder:
                 seconds=seconds,
                 compute=low.local,
                 summed=low.summed,
-                memory=low.memory(spared),
+                memory=low.memory(spared) + low.weights,
+                weights=low.weights,
                 y=_many(low.copies[f"{name}:y"][-1:])[0],
                 xs=[_many(low.copies.get(f"{x}:y", ())) for x in sources],
                 dxs=[_many(low.parts.get(x, ())) for x in sources],
@@ -228,18 +236,25 @@ class _Builder:
                 kernels={(self.place[n], v): seconds for (n, v), seconds in low.kernels.items()},
                 crosses={(self.place[n], v): where for (n, v), where in moved.items() if n in low.inside},
                 op_grids=op_grids,
+                shares={
+                    (self.place[m], short): (
+                        cast(Layouts, low.params[f"{graph[m].owner}.{short}"]),
+                        list(dict.fromkeys(dws)),
+                    )
+                    for (m, short), dws in low.returned.items()
+                },
             )
             for f in fused:
                 saved = f.within(pricing, table)
                 table.seconds, table.compute = table.seconds - saved, table.compute - saved
             used = reduce(or_, (pricing.moves.cuts.mask(c) for c in op_grids.values()), np.zeros(1, int))
-            idle = pricing.moves.ways[used] < pricing.grid.size
+            idle = pricing.moves.ways[used] < pricing.inside.size
             pricing.memo[key] = table.take(np.flatnonzero(~idle | (table.compute <= IDLE * table.compute.min())))
         return pricing.memo[key]
 
     def candidates(self, op: Op, shapes: tuple[Shape, ...], fixed: OpGrid | None) -> tuple[Sequence[OpGrid], OpGrids]:
         """Candidate grids of an op, as they are and as numbers of cuts; many ops share them."""
-        loops, memo, grid = op.loops(shapes), self.pricing.memo, self.pricing.grid
+        loops, memo, grid = op.loops(shapes), self.pricing.memo, self.pricing.inside
         grids: Sequence[OpGrid] = (dict(fixed or {}),)
         if fixed is None:
             spare = self.pricing.shares_cores
@@ -265,11 +280,11 @@ class _Builder:
         key = ("edge", id(u), id(v), i, tuple(fused))
         if key not in self.pricing.memo:
             tables = [self.outer(*pair) for pair in _moved(u, v, i)]
-            tables[len(v.xs[i]) :] = map(_turned, tables[len(v.xs[i]) :])
+            tables[len(v.xs[i]) :] = map(turned, tables[len(v.xs[i]) :])
             tables += [f.between(self.pricing, u, v, i) for f in fused]
             if not tables:  # an input that is never read
                 tables = [EdgeTable(np.zeros((1, 1)), *(np.zeros(len(t.grids), int) for t in (u, v)))]
-            self.pricing.memo[key] = (_joined(tables), u, v)  # kept alive: their identities are keys
+            self.pricing.memo[key] = (joined(tables), u, v)  # kept alive: their identities are keys
         return self.pricing.memo[key][0]
 
     def outer(self, src: Layouts, dst: Layouts) -> EdgeTable:
@@ -279,8 +294,56 @@ class _Builder:
     def added(self, a: EdgeTable, b: EdgeTable) -> EdgeTable:
         key = ("added", id(a), id(b))
         if key not in self.pricing.memo:
-            self.pricing.memo[key] = (_joined([a, b]), a, b)
+            self.pricing.memo[key] = (joined([a, b]), a, b)
         return self.pricing.memo[key][0]
+
+
+def shares(graph: Graph, groups: Mapping[str, list[str]]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Pairs of groups of which one has parameters of the other: of the owner and of the layer that shares with it the place in its group."""
+    where = {m: (name, i) for name, members in groups.items() for i, m in enumerate(members)}
+    out: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for owner, users in graph.shared.items():
+        a, p = where[owner]
+        others = {where[n.name][0]: where[n.name][1] for n in reversed(users)}  # the first of each group
+        for b, q in reversed(others.items()):
+            if b != a:
+                out.setdefault((a, b), []).append((p, q))
+    return out
+
+
+def shared_costs(
+    pricing: Pricing, u: NodeTable, p: int, v: NodeTable, q: int, ends: tuple[int, int] | None = None
+) -> EdgeTable:
+    """Seconds of a parameter between the group that has it and another that has it too: its values there, and the gradient back.
+
+    Gradients of one layout are added before they are summed over ranks, unless the groups are at different coordinates (``ends``, numbers of cuts).
+    """
+    tables = [EdgeTable(np.zeros((1, 1)), np.zeros(len(u.grids), int), np.zeros(len(v.grids), int))]
+    here, there = (None, None) if ends is None else ends
+
+    def at(layouts: Layouts, end: int | None) -> Layouts:
+        return layouts if end is None else replace(layouts, at=np.full_like(layouts.partial, end))
+
+    def table(src: Layouts, dst: Layouts) -> EdgeTable:
+        (rows, row), (columns, column) = src.classes, dst.classes
+        (found,) = pricing.tables([(rows, columns)], parameters=True)
+        return EdgeTable(found / pricing.micro_batches, row, column)
+
+    for (place, short), (w, dws) in v.shares.items():
+        if place != q:
+            continue
+        home, own = u.shares[p, short]
+        tables.append(table(at(home, here), at(w, there)))
+        for dw in dws:
+            back = turned(table(at(dw, there), at(home, here)))
+            tables.append(back)
+            if ends is not None:
+                continue
+            (first, row), (last, column) = distinct(own[0].numbers, back.rows), distinct(dw.numbers, back.columns)
+            same = own[0].numbers[first][:, None] == dw.numbers[last][None, :]
+            whole = back.table[np.ix_(back.rows[first], back.columns[last])]
+            tables.append(EdgeTable(np.where(same, -whole, 0.0), row, column))
+    return joined(tables)
 
 
 def _many(copies: Sequence[Copy]) -> list[Layouts]:
@@ -293,11 +356,11 @@ def _moved(u: NodeTable, v: NodeTable, i: int) -> list[tuple[Layouts, Layouts]]:
     return [*((u.y, x) for x in v.xs[i]), *((dx, u.y.complete) for dx in v.dxs[i])]
 
 
-def _turned(e: EdgeTable) -> EdgeTable:
+def turned(e: EdgeTable) -> EdgeTable:
     return EdgeTable(e.table.T, e.columns, e.rows)
 
 
-def _joined(tables: Sequence[EdgeTable]) -> EdgeTable:
+def joined(tables: Sequence[EdgeTable]) -> EdgeTable:
     """The sum of tables over classes, over the coarsest classes that refine all."""
     if len(tables) == 1:
         return tables[0]

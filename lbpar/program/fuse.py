@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Compute, Program, Start, Step, Sum, Update, reads, writes
+from lbpar.program.steps import Compute, Program, Step, Sum, reads, renamed, writes
 
 #: The kernel that copies: whoever reads the copy reads the original instead.
 COPY = "identity"
@@ -31,11 +31,11 @@ WHOLE_CHANNELS = "conv_backward_weights_bias"
 
 def fuse(program: Program) -> Program:
     """A program with fewer kernels that computes the same results; call it before steps are ordered."""
-    steps, renamed = without_copies(list(program.steps))
-    fused = _Fuser(steps, {renamed.get(b, b) for b in program.results.values()}, program.plan).run()
-    results = {k: renamed.get(b, b) for k, b in program.results.items()}
+    steps, names = without_copies(list(program.steps))
+    fused = _Fuser(steps, {names.get(b, b) for b in program.results.values()}, program.plan).run()
+    results = {k: names.get(b, b) for k, b in program.results.items()}
     present = {b for s in fused for b in writes(s)} | set(program.params) | set(program.feeds)
-    values = {v: renamed.get(b, b) for v, b in program.values.items()}
+    values = {v: names.get(b, b) for v, b in program.values.items()}
     return replace(
         program, steps=tuple(fused), results=results, values={v: b for v, b in values.items() if b in present}
     )
@@ -43,29 +43,15 @@ def fuse(program: Program) -> Program:
 
 def without_copies(steps: Sequence[Step]) -> tuple[list[Step], dict[str, str]]:
     """Drop identity kernels; returns the steps and what each dropped buffer is called now."""
-    renamed: dict[str, str] = {}
+    names: dict[str, str] = {}
     out: list[Step] = []
     for step in steps:
-        new = _rename(step, renamed)
+        new = renamed(step, names)
         if isinstance(new, Compute) and new.kernel.name == COPY:
-            renamed[new.writes[0]] = new.reads[0]
+            names[new.writes[0]] = new.reads[0]
         else:
             out.append(new)
-    return out, renamed
-
-
-def _rename(step: Step, names: dict[str, str]) -> Step:
-    if not any(b in names for b in reads(step)):
-        return step
-    if isinstance(step, Compute):
-        return replace(step, reads=tuple(names.get(b, b) for b in step.reads))
-    if isinstance(step, Start):
-        return replace(step, src=names.get(step.src, step.src))
-    if isinstance(step, Sum):
-        return replace(step, srcs=tuple(names.get(b, b) for b in step.srcs))
-    if isinstance(step, Update):
-        return replace(step, grads=tuple(names.get(b, b) for b in step.grads))
-    return step
+    return out, names
 
 
 class _Fuser:

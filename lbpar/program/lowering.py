@@ -9,7 +9,7 @@ from functools import lru_cache
 from lbpar.graph.graph import Graph, Node
 from lbpar.graph.loops import Kernel, Shape
 from lbpar.graph.op import Input, Op
-from lbpar.graph.ops.losses import MEASURED
+from lbpar.graph.ops.losses import Loss
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.transition import Move, accumulate, transition
@@ -17,6 +17,7 @@ from lbpar.program.fuse import fuse
 from lbpar.program.order import finish
 from lbpar.program.pipeline import Gradients, pipelined
 from lbpar.program.plan import Plan
+from lbpar.program.recompute import recompute
 from lbpar.program.rims import split_rims
 from lbpar.program.steps import Accumulate, Buffer, Compute, Phase, Program, Start, Step, Sum, Update, Wait
 
@@ -67,7 +68,7 @@ def lower(
 
     def part(samples: int, gradients: Gradients, alone: bool = True) -> Program:
         program = Lowering(graph, plan, samples, training, gradients).run(input_grad, alone)
-        program = fuse(program) if fused else program
+        program = recompute(fuse(program) if fused else program)
         return split_rims(program) if rims else program
 
     if plan.pipeline is not None and training and graph.loss is not None:
@@ -106,6 +107,9 @@ class Lowering:
         self.results: dict[str, str] = {}
         self.copies: dict[str, list[Copy]] = {}  # value -> where it is held, the most reduced first
         self.grads: dict[str, str] = {}  # parameter -> buffer of its complete gradient
+        self.uses: dict[str, list[Copy]] = {}  # shared parameter -> the gradients that layers have returned so far
+        self.near: dict[str, list[str]] = {}  # shared parameter -> buffers of parts of its gradient, where it is
+        self.far: dict[str, list[Copy]] = {}  # the same in stages that do not have it
         nodes = graph.ops if nodes is None else nodes
         self.xs: dict[str, tuple[Shape, ...]] = {n.name: graph.input_shapes(n.name, batch) for n in nodes}
         self.param_names = {n.name: _param_names(n.op, self.xs[n.name]) for n in nodes}
@@ -119,9 +123,9 @@ class Lowering:
         if short[0] == "x" and short[1:].isdigit():
             return f"{node.inputs[int(short[1:])]}:y"
         if short in self.param_names[node.name]:
-            return f"{node.name}.{short}"
+            return f"{node.owner}.{short}"
         if short[0] == "d" and short[1:] in self.param_names[node.name]:
-            return f"{node.name}.{short[1:]}:grad"
+            return f"{node.owner}.{short[1:]}:grad"
         return f"{node.name}:{short}"
 
     def buffer(self, name: str, layout: Layout, dtype: str | None) -> str:
@@ -149,7 +153,9 @@ class Lowering:
             self.feeds[name] = source
             held.append(Copy(layout, name))
             return name
-        usable = (c for c in held if not c.layout.has_ghosts or c is held[0])
+        usable = [c for c in held if not c.layout.has_ghosts or c is held[0]]
+        if any(c.layout.at == layout.at for c in usable):  # what has come to a stage need not come again
+            usable = [c for c in usable if c.layout.at == layout.at]
         start, moves = min(((c, self.moves(c.layout, layout)) for c in usable), key=lambda option: _dearness(option[1]))
         name = start.buffer
         for move in moves:
@@ -179,9 +185,9 @@ class Lowering:
 
     # Kernels.
 
-    def kernel(self, node: Node, kernel: Kernel) -> dict[str, str]:
-        """Emit one kernel and what it needs; returns the buffers it writes, by short name."""
-        here, there = self.layouts(node, kernel)
+    def kernel(self, node: Node, kernel: Kernel, like: Node | None = None) -> dict[str, str]:
+        """Emit one kernel and what it needs, on the grid of its node or of another; returns the buffers it writes, by short name."""
+        here, there = self.layouts(like or node, kernel)
         read = [
             self.fetch(self.value(node, o.value), layout, node, o.dtype)
             for o, layout in zip(kernel.reads, here, strict=True)
@@ -191,6 +197,7 @@ class Lowering:
             value = self.value(node, o.value)
             in_place = value in self.params and value in self.copies
             written[o.value] = self.copies[value][0].buffer if in_place else self.materialise(value, layout, o.dtype)
+            self.copies[value] = self.copies[value][:1]  # others have what was there before
         self.compute(Compute(node.name, kernel, tuple(read), tuple(written.values()), self.phase))
         return written
 
@@ -215,28 +222,33 @@ class Lowering:
     def forward(self) -> None:
         for node in self.graph.ops:
             self.node_forward(node)
+            if self.training and node.owner in self.graph.shared:  # the next layer with these begins from them
+                self.node_update(node)
         if not self.alone:
             return
-        value, node = f"{self.graph.output}:y", self.graph[self.graph.output]
-        if value in self.copies:
-            home = self.copies[value][0].layout.complete
-        else:  # the output is an input that no op reads
-            home = Layout.replicated(self.grid, self.graph.shapes(self.batch)[node.name])
-        self.results["output"] = self.fetch(value, home, node)
+        for name in self.graph.outputs[
+            : 1 if self.training else None
+        ]:  # the others are asked for where there is no loss
+            value, node = f"{name}:y", self.graph[name]
+            if value in self.copies:
+                home = self.copies[value][0].layout.complete
+            else:  # the output is an input that no op reads
+                home = Layout.replicated(self.grid, self.graph.shapes(self.batch)[name])
+            self.results[self.graph.result(name)] = self.fetch(value, home, node)
 
     def node_forward(self, node: Node) -> None:
         xs = self.xs[node.name]
         kernels = forward_kernels(node.op, xs, self.training)
         for k in (*kernels, *_update(node.op, xs)):
             for o, layout in zip(k.reads, self.layouts(node, k)[0], strict=True):
-                name = f"{node.name}.{o.value}"
+                name = f"{node.owner}.{o.value}"
                 if o.value in self.param_names[node.name] and name not in self.params:
                     self.params[name] = layout
                     self.materialise(name, self.params[name], o.dtype)
         for k in kernels:
             self.kernel(node, k)
-        if node is self.graph.loss:  # every rank knows them
-            for short, result in (("y", "loss"), *zip(MEASURED, MEASURED, strict=True)):
+        if isinstance(node.op, Loss):  # every rank knows them
+            for short, result in node.op.results.items():
                 value = f"{node.name}:{short}"
                 if value in self.copies:
                     copy = self.copies[value][0]
@@ -248,11 +260,13 @@ class Lowering:
         parts: dict[str, list[Copy]] = {}
         wanted = wanted_gradients(self.graph, input_grad)
         for node in reversed(self.graph.ops):
-            if not wanted[node.name] or (node is not self.graph.loss and node.name not in parts):
-                continue  # nothing to train below it, or nothing that the loss reads
-            if node is not self.graph.loss:
-                self.gather_dy(node, parts.pop(node.name))
-            self.node_backward(node, wanted[node.name], parts)
+            # Else there is nothing to train below it, or nothing that the loss reads.
+            if wanted[node.name] and (node is self.graph.loss or node.name in parts):
+                if node is not self.graph.loss:
+                    self.gather_dy(node, parts.pop(node.name))
+                self.node_backward(node, wanted[node.name], parts)
+            if node.name in self.graph.shared:
+                self.gather_shared(node)
         for node in self.graph.inputs:
             if node.name in parts:
                 self.gather_dy(node, parts.pop(node.name))
@@ -271,12 +285,41 @@ class Lowering:
                     buffer, layout = self.move(move, buffer, node), move.dst
             parts.setdefault(node.inputs[int(short[2:])], []).append(Copy(layout, buffer))
         elif short[1:] in self.param_names[node.name]:
-            name = f"{node.name}.{short[1:]}"
+            name = f"{node.owner}.{short[1:]}"
+            if node.owner in self.graph.shared:
+                self.uses.setdefault(name, []).append(Copy(layout, buffer))
+                return
             if self.gradients != "reduce":
                 self.steps.append(Accumulate(name, buffer, self.gradients == "last"))
             if self.gradients == "accumulate":
                 return
             self.grads[name] = self.fetch(f"{name}:grad", self.params[name], node)
+
+    def gather_shared(self, node: Node) -> None:
+        """Add the gradients that layers with the parameters of ``node`` have returned: those of one layout before anything moves.
+
+        What is in another stage comes at the end, once for all micro-batches.
+        """
+        for name in [n for n in self.uses if n.rpartition(".")[0] == node.name]:
+            groups: dict[Layout, list[str]] = {}
+            for part in self.uses.pop(name):
+                groups.setdefault(part.layout, []).append(part.buffer)
+            sums = []
+            for i, (layout, buffers) in enumerate(groups.items()):
+                sums.append(Copy(layout, self._sum(f"{name}:grad", buffers, layout)))
+                if self.gradients != "reduce":
+                    kept = f"{name}@{i}" if i else name
+                    self.steps.append(Accumulate(kept, sums[-1].buffer, self.gradients == "last"))
+            if self.gradients == "accumulate":
+                continue
+            home = self.params[name]
+            self.far[name] = [c for c in sums if c.layout.at != home.at]
+            self.near[name] = [self._home(name, c, node) for c in sums if c.layout.at == home.at]
+
+    def _home(self, name: str, part: Copy, node: Node) -> str:
+        """Bring a part of a shared parameter's gradient to where the parameter is."""
+        self.copies[f"{name}:grad"] = [part]
+        return self.fetch(f"{name}:grad", self.params[name], node)
 
     def gather_dy(self, node: Node, parts: Sequence[Copy]) -> None:
         """Add the gradients that a node's readers return, those still partial before they are summed over ranks."""
@@ -308,13 +351,22 @@ class Lowering:
         self.steps.append(Sum(tuple(buffers), dst, self.phase))
         return dst
 
+    def node_update(self, node: Node) -> None:
+        """Update running statistics, where the layer that they are named after has them."""
+        for k in _update(node.op, self.xs[node.name]):
+            self.kernel(node, k, self.graph[node.owner])
+
     def update(self) -> None:
         self.phase = "update"
         for node in self.graph.ops:
-            for k in _update(node.op, self.xs[node.name]):
-                self.kernel(node, k)
+            if node.owner not in self.graph.shared:
+                self.node_update(node)
         if self.gradients == "accumulate":
             return
+        for name, near in self.near.items():
+            come = [self._home(name, part, self.graph[name.rpartition(".")[0]]) for part in self.far[name]]
+            self.grads[name] = self._sum(f"{name}:grad", [*near, *come], self.params[name])
+            self.copies[f"{name}:grad"] = [Copy(self.params[name], self.grads[name])]
         names = tuple(n for n in self.params if n in self.grads)
         self.steps.append(Update(names, tuple(self.grads[n] for n in names)))
 
@@ -368,8 +420,9 @@ def _layouts(
 
 def wanted_gradients(graph: Graph, input_grad: bool = False) -> dict[str, frozenset[str]]:
     """Gradients that each node's backward pass makes: of its inputs (``dx0``), and ``dweight`` for all its parameters."""
-    trained = {name.rpartition(".")[0] for name, p in graph.params().items() if p.kind != "statistic"}
-    needs = {n.name for n in graph.inputs if input_grad and n.name != "target"}
+    owners = {name.rpartition(".")[0] for name, p in graph.params().items() if p.kind != "statistic"}
+    trained = {n.name for n in graph.ops if n.owner in owners}
+    needs = {n.name for n in graph.inputs if input_grad} - {n.name for n in graph.targets}
     out: dict[str, frozenset[str]] = {}
     for node in graph.ops:
         wanted = {f"dx{i}" for i, x in enumerate(node.inputs) if x in needs and i not in node.op.no_grad}

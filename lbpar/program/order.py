@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from lbpar.program.steps import Free, Program, Start, StartMany, Step, Update, Wait, reads, writes
+from lbpar.program.steps import Free, Program, Start, StartMany, Step, Sum, Update, Wait, reads, writes
 
 BUCKET_BYTES = 4 << 20
 """In training, gradients are summed over ranks in messages of about this size: large enough that latency does not matter, small enough
@@ -17,7 +17,9 @@ def finish(program: Program, *, keep: bool, overlap: bool, bucket_bytes: int = 0
     steps = list(program.steps)
     if overlap:
         steps = _merge_gradients(_hoist_starts(steps), bucket_bytes)
-        steps = _sink_waits(_merge_statistics(steps, program, bucket_bytes), set(program.results.values()))
+        delayed = program.plan.pipeline is not None and program.plan.pipeline.delayed
+        awaited = set() if delayed else set(program.results.values())
+        steps = _sink_waits(_merge_statistics(steps, program, bucket_bytes), awaited)
     steps = _donate(steps, program, keep)
     if not keep:
         steps = _free(steps, program)
@@ -55,6 +57,7 @@ def _merge_gradients(steps: list[Step], limit: int) -> list[Step]:
     if limit <= 0:
         return steps
     last = {b for s in steps if isinstance(s, Update) for b in s.grads}
+    last |= {b for s in steps if isinstance(s, Sum) and s.phase == "update" and s.dst in last for b in s.srcs}
     # What goes on to another stage is not waited for here.
     awaited = any(
         isinstance(s, Start)
@@ -102,7 +105,7 @@ def _merge_statistics(steps: list[Step], program: Program, limit: int) -> list[S
     groups: dict[tuple[object, ...], list[Start]] = {}
     for step in update:
         if isinstance(step, Start) and step.move.kind == "allreduce" and step.src not in made:
-            key = (step.move.axes, step.move.src.reduce, program.buffers[step.src].dtype)
+            key = (step.move.axes, step.move.src.reduce, step.move.src.at, program.buffers[step.src].dtype)
             groups.setdefault(key, []).append(step)
     merged = [StartMany(tuple(g), "update") for g in groups.values() if len(g) > 1 and limit > 0]
     if not merged:
@@ -122,7 +125,8 @@ def _bytes(start: Start) -> int:
 def _sink_waits(steps: list[Step], results: set[str]) -> list[Step]:
     """Move each wait down to just before the first step that reads what arrives (or to the end).
 
-    Results (the loss) arrive before the update, which must not run if the loss is not finite.
+    Results (the loss) arrive before the update, which must not run if the loss is not finite; but with delayed gradients, where stages would
+    wait for the last one.
     """
     out: list[Step] = []
     pending: dict[str, Wait] = {}

@@ -1,4 +1,7 @@
-"""A program of several micro-batches: the program of each, cut into tasks (a stage's forward or backward pass), in a schedule's order."""
+"""A program of several micro-batches: the program of each, cut into tasks (a stage's forward or backward pass), in a schedule's order.
+
+With delayed gradients, that of one mini-batch, in which every stage is updated right behind its backward pass.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from lbpar.graph.graph import Graph
-from lbpar.layout.layout import Layout
+from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.runs import block
 from lbpar.layout.transition import transition
 from lbpar.program.plan import Pipeline, Plan
@@ -40,6 +43,8 @@ def pipelined(graph: Graph, plan: Plan, batch: int, gradients: Gradients, part: 
     """
     pipeline = plan.pipeline
     assert pipeline is not None and graph.loss is not None
+    if pipeline.delayed:
+        return _delayed(part(batch, gradients), pipeline)
     micros = min(pipeline.micro_batches, batch)
     if micros <= 1:
         return part(batch, gradients)
@@ -54,11 +59,28 @@ def pipelined(graph: Graph, plan: Plan, batch: int, gradients: Gradients, part: 
             made[hi - lo, own] = program, _cut(program, pipeline)
         tasks |= joined.add(*made[hi - lo, own], i, lo, (hi - lo) / batch)
     for timed in timeline(pipeline.schedule, pipeline.count, plan.grid.ways(pipeline.axes), micros):
-        joined.steps += tasks.pop(timed.task, [])
+        joined.steps += joined.once(tasks.pop(timed.task, []))
         if timed.task == Task("F", pipeline.count - 1, micros - 1):
             joined.add_up()
     assert not any(tasks.values()), "a schedule leaves out tasks"
     return joined.program()
+
+
+def _delayed(program: Program, pipeline: Pipeline) -> Program:
+    """All forward passes, then the backward pass of each stage, the last one first, and its update.
+
+    Each but the last stage's backward pass is one round later than the one before (`Program.rounds`). Meanwhile other mini-batches go their way:
+    in a round, a place makes a forward pass of one mini-batch and a backward pass of another.
+    """
+    tasks = _cut(program, pipeline)
+    grads = {p: g for s in program.steps if isinstance(s, Update) for p, g in zip(s.params, s.grads, strict=True)}
+    steps = [s for stage in range(pipeline.count) for s in tasks.get(("F", stage), ())]
+    for stage in reversed(range(pipeline.count)):
+        own = tuple(p for p in grads if pipeline.stages[p.rpartition(".")[0]] == stage)
+        at = Dim.only(pipeline.axes, stage) if pipeline.axes else None
+        shared = [s for s in program.steps if _is_last(s) and not isinstance(s, Update) and _shared(s) in own]
+        steps += [*tasks.get(("B", stage), ()), *shared, Update(own, tuple(grads[p] for p in own), at=at)]
+    return replace(program, steps=tuple(steps))
 
 
 class _Joined:
@@ -74,14 +96,16 @@ class _Joined:
         self.results: dict[str, str] = {}
         self.values: dict[str, str] = {}
         self.losses: dict[str, list[tuple[str, float]]] = {}  # result -> each micro-batch's, and its weight
+        self.trained = {n for n, p in graph.params().items() if p.kind != "statistic"}
+        self.moved: set[tuple[type[Step], str]] = set()
 
     def add(
         self, program: Program, stretches: Mapping[Stretch, list[Step]], micro: int, first: int, weight: float
     ) -> dict[Task, list[Step]]:
         """Add the arrays of a micro-batch, and return its steps."""
-        names = {b: b if b in program.params else f"{b}#{micro}" for b in program.buffers}
+        names = {b: b if self.is_of_all(b, program) else f"{b}#{micro}" for b in program.buffers}
         for b, held in program.buffers.items():
-            self.buffers[names[b]] = held if b in program.params else replace(held, first=first)
+            self.buffers[names[b]] = held if names[b] == b else replace(held, first=first)
         self.feeds |= {names[b]: source for b, source in program.feeds.items()}
         self.params = program.params
         last = any(isinstance(s, Update) for s in program.steps)
@@ -89,12 +113,27 @@ class _Joined:
             whole = b in program.params or (last and value.endswith(":grad"))
             self.values[value if whole else f"{value}#{micro}"] = names[b]
         for result, b in program.results.items():
-            self.losses.setdefault(result, []).append((names[b], weight if result == "loss" else 1.0))
-        self.updates = [_renamed(s, names, weight) for s in program.steps if isinstance(s, Update)]
+            self.losses.setdefault(result, []).append((names[b], weight if result.partition("/")[0] == "loss" else 1.0))
+        self.updates = [_renamed(s, names, weight) for s in program.steps if _is_last(s)]
         return {
             Task(kind, stage, micro): [_renamed(s, names, weight) for s in steps]
             for (kind, stage), steps in stretches.items()
         }
+
+    def is_of_all(self, buffer: str, program: Program) -> bool:
+        """Whether an array is the same for all micro-batches: a parameter, or a copy of one (which layers share) in another layout."""
+        return buffer in program.params or buffer.partition("@")[0] in self.trained
+
+    def once(self, steps: list[Step]) -> list[Step]:
+        """A task's steps without the moves of parameters that an earlier one has made."""
+        out: list[Step] = []
+        for step in steps:
+            if isinstance(step, (Start, Wait)) and "#" not in step.dst:
+                if (type(step), step.dst) in self.moved:
+                    continue
+                self.moved.add((type(step), step.dst))
+            out.append(step)
+        return out
 
     def add_up(self) -> None:
         """Add the losses and hits of all micro-batches where they are, and let every rank know them."""
@@ -124,13 +163,13 @@ class _Joined:
 
 
 def _cut(program: Program, pipeline: Pipeline) -> dict[Stretch, list[Step]]:
-    """The steps of a micro-batch but the update, by the task in which they run, in order."""
+    """The steps of a micro-batch but those at the end, by the task in which they run, in order."""
     split = pipeline.schedule == "zero-bubble"
     late = _only_for_weights(program) if split else set()
     stages = _Stages(program, pipeline)
     out: dict[Stretch, list[Step]] = {}
     for i, step in enumerate(program.steps):
-        if isinstance(step, Update):
+        if _is_last(step):
             continue
         forward = getattr(step, "phase", "forward") != "backward"
         kind: Kind = "F" if forward else "W" if i in late else "B"
@@ -141,6 +180,20 @@ def _cut(program: Program, pipeline: Pipeline) -> dict[Stretch, list[Step]]:
     return out
 
 
+def _is_last(step: Step) -> bool:
+    """Whether a step comes behind all micro-batches: the update, and what brings gradients of shared parameters to it from other grids and stages."""
+    made = (step.dst,) if isinstance(step, Start) else writes(step)
+    return isinstance(step, Update) or (
+        getattr(step, "phase", None) == "update" and any(b.partition("@")[0].endswith(":grad") for b in made)
+    )
+
+
+def _shared(step: Step) -> str:
+    """The shared parameter whose gradients a step brings together."""
+    made = step.dst if isinstance(step, Start) else writes(step)[0]
+    return made.partition(":")[0]
+
+
 class _Stages:
     """Tells the stage of each step of a micro-batch, which are asked for in order.
 
@@ -149,7 +202,8 @@ class _Stages:
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         self._program, self._stages = program, pipeline.stages
-        self._made: dict[str, int] = {}  # buffer -> the stage whose task makes it
+        # Buffer -> the stage whose task makes it.
+        self._made = {p: self._node(p.rpartition(".")[0]) for p in program.params}
 
     def of(self, step: Step) -> int:
         if isinstance(step, Compute):
@@ -189,7 +243,9 @@ def _only_for_weights(program: Program) -> set[int]:
     late: set[int] = set()
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]
-        if getattr(step, "phase", None) == "backward" and not isinstance(step, Update):
+        if _is_last(step):  # gradients go on to it, but to nobody's input
+            continue
+        if getattr(step, "phase", None) == "backward":
             made = {step.dst} if isinstance(step, Start) else set(writes(step))
             weights = isinstance(step, Compute) and all(o.value in params for o in step.kernel.writes)
             leaves = isinstance(step, Start) and step.move.src.at != step.move.dst.at
@@ -197,8 +253,7 @@ def _only_for_weights(program: Program) -> set[int]:
             if isinstance(step, Accumulate) or weights or ends:
                 late.add(i)
                 continue
-        if not isinstance(step, Update):  # gradients go on to it, but to nobody's input
-            wanted |= set(reads(step))
+        wanted |= set(reads(step))
         if isinstance(step, Wait):
             wanted.add(step.dst)
     return late

@@ -12,9 +12,11 @@ from lbpar.errors import PlanError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Axes, Grid
 from lbpar.layout.layout import Dim
+from lbpar.text import listed, nearest
 
 OpGrid = Mapping[str, Axes]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SCHEDULES: tuple[Schedule, ...] = tuple(s for s in get_args(Schedule) if s != "delayed")
+"""Those that change nothing but the order of work."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class Pipeline:
     stages : mapping
         Of every op its stage, from 0 on; it does not decrease from an op to its readers. Stage s is at coordinate s modulo the number of
         places along the axes, so that with more stages than places each place has several (schedule "interleaved").
-    schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble"}
-        Order in which micro-batches go through the stages (`lbpar.program.schedule`).
+    schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble", "delayed"}
+        Order in which micro-batches go through the stages (`lbpar.program.schedule`); ``delayed``: whole mini-batches do, of which several
+        are under way, and each stage is updated behind its backward pass.
     micro_batches : int
         Parts of a mini-batch, the first ones larger by one sample where it does not divide; never more than samples.
     """
@@ -44,6 +47,11 @@ class Pipeline:
         """Number of stages."""
         return 1 + max(self.stages.values(), default=0)
 
+    @property
+    def delayed(self) -> bool:
+        """Whether stages are updated with gradients of weights that are older than the newest."""
+        return self.schedule == "delayed" and self.count > 1
+
     def check(self, graph: Graph, grid: Grid) -> None:
         """Raise PlanError unless the stages fit the network and the grid."""
         wrong = sorted(set(self.axes) - set(grid.axes))
@@ -54,10 +62,16 @@ class Pipeline:
         if len(set(self.axes)) < len(self.axes):
             raise PlanError(f"pipeline: got axes {list(self.axes)}; name each axis once.")
         places, names = grid.ways(self.axes), [n.name for n in graph.ops]
-        if self.schedule not in SCHEDULES:
-            raise PlanError(f"pipeline: got schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}.")
+        if self.schedule not in get_args(Schedule):
+            raise PlanError(
+                f"pipeline: got schedule {self.schedule!r}, expected one of {', '.join(get_args(Schedule))}."
+            )
         if self.micro_batches < 1:
             raise PlanError(f"pipeline: got {self.micro_batches} micro-batches, expected at least 1.")
+        if self.micro_batches > 1 and self.schedule == "delayed":
+            raise PlanError(
+                f"pipeline: got {self.micro_batches} micro-batches with schedule delayed, in which whole batches follow each other; expected 1."
+            )
         if places == 1 and not self.stages:
             return
         missing = [n for n in names if n not in self.stages]
@@ -70,6 +84,7 @@ class Pipeline:
                         f"pipeline: {node.name} is in stage {self.stages[node.name]}, but reads {x} of stage {self.stages[x]}; stages must "
                         "not go backwards along an edge."
                     )
+        check_shared(graph, self.stages, self.schedule)
         if graph.loss is None:
             return  # a part of a network, of which stages may have nothing
         strange = [n for n in self.stages if n not in names]
@@ -95,6 +110,28 @@ class Pipeline:
             )
 
 
+def stays_together(graph: Graph, layer: str, schedule: Schedule) -> bool:
+    """Whether all layers that have the parameters of one must be in one stage: gradients that are delayed would be of different weights, and
+    running statistics of micro-batches would come in another order."""
+    statistics = any(p.kind == "statistic" for n, p in graph.params().items() if n.rpartition(".")[0] == layer)
+    return layer in graph.shared and (schedule == "delayed" or statistics)
+
+
+def check_shared(graph: Graph, stages: Mapping[str, int], schedule: Schedule) -> None:
+    """Raise PlanError if layers, whose stages are known, may not share parameters from there."""
+    for first, users in graph.shared.items():
+        for one, other in ((a, b) for a in users for b in users if a.name in stages and b.name in stages):
+            here, there = stages[one.name], stages[other.name]
+            has = f"pipeline: {other.name} is in stage {there}, but shares parameters with {one.name} of stage {here}"
+            if one.name == first and there < here:
+                raise PlanError(f"{has}, which has them; put it into stage {here} or a later one.")
+            if there > here and stays_together(graph, first, schedule):
+                why = "with delayed gradients" if schedule == "delayed" else "with their running statistics"
+                raise PlanError(
+                    f"{has}, which {why} must be in one; put both into one stage, or let them share nothing."
+                )
+
+
 @dataclass(frozen=True)
 class Plan:
     """Op grids by node name; a node that is not listed runs replicated on every rank.
@@ -108,11 +145,14 @@ class Plan:
         compute the same thing.
     pipeline : Pipeline, optional
         Stages and micro-batches; by default neither.
+    recompute : tuple of str
+        Layers whose outputs are dropped after the forward pass, and computed again where the backward pass needs them.
     """
 
     grid: Grid
     ops: Mapping[str, OpGrid] = field(default_factory=dict)
     pipeline: Pipeline | None = None
+    recompute: tuple[str, ...] = ()
 
     def __getitem__(self, node: str) -> OpGrid:
         return self.ops.get(node, {})
@@ -133,10 +173,30 @@ class Plan:
         """Parts of a mini-batch."""
         return 1 if self.pipeline is None else self.pipeline.micro_batches
 
+    @property
+    def delayed(self) -> bool:
+        """Whether stages are updated with gradients of older weights (`Pipeline.delayed`)."""
+        return self.pipeline is not None and self.pipeline.delayed
+
+    @property
+    def update_axes(self) -> Axes:
+        """Axes along which ranks update at the same time: all, but with delayed gradients only those of a stage."""
+        stages = self.pipeline.axes if self.pipeline is not None and self.pipeline.delayed else ()
+        return tuple(a for a in self.grid.axes if a not in stages)
+
+    def age(self, rank: int) -> int:
+        """Updates that the weights of a rank's stage have seen since those that a gradient is of, when it is applied."""
+        if self.pipeline is None or not self.pipeline.delayed:
+            return 0
+        place, coords = 0, self.grid.coords(rank)
+        for a in self.pipeline.axes:
+            place = place * self.grid.sizes[a] + coords[a]
+        return self.pipeline.count - 1 - place
+
     def staged(self, places: int, pipeline: Pipeline) -> Plan:
         """The same grids inside each of so many places, which are along one more axis, the slowest."""
         grid = Grid((*self.grid.sizes, places)) if places > 1 else self.grid
-        return Plan(grid, self.ops, replace(pipeline, axes=grid.axes[len(self.grid.sizes) :]))
+        return replace(self, grid=grid, pipeline=replace(pipeline, axes=grid.axes[len(self.grid.sizes) :]))
 
     def at(self, node: str) -> Dim | None:
         """Where a node runs (`Layout.at`); None: everywhere."""
@@ -147,6 +207,13 @@ class Plan:
         """Raise PlanError unless every op can take its grid."""
         if self.pipeline is not None:
             self.pipeline.check(graph, self.grid)
+        layers = [n.name for n in graph.ops if n is not graph.loss]
+        for name in self.recompute:
+            if name not in layers:
+                raise PlanError(
+                    f"recompute: {name!r} is not a layer of {graph.name} whose output could be computed again; {nearest(name, layers)}its "
+                    f"layers are {listed(layers)}."
+                )
         stage_axes = set(self.pipeline.axes) if self.pipeline is not None else set()
         for name, op_grid in self.ops.items():
             if name not in graph:

@@ -5,6 +5,8 @@ The order is that of starts in a simulation in which every place is busy as earl
 time, a whole backward pass two. Each rank runs the tasks of its own place in this order. What it waits for was started by a task further up, so
 no two ranks can wait for each other, however long anything takes.
 
+Delayed gradients are 1F1B of whole mini-batches, of which ever more come.
+
 Schedules: GPipe [Huang et al. 2019], 1F1B [Narayanan et al. 2019], interleaved 1F1B [Narayanan et al. 2021], zero-bubble ZB-H1 [Qi et al. 2023].
 """
 
@@ -36,7 +38,7 @@ class Timed(NamedTuple):
 
 
 def in_flight(schedule: Schedule, stages: int, places: int, place: int) -> int | None:
-    """Most pairs of stage and micro-batch whose activations a place keeps at a time; None: all."""
+    """Most pairs of stage and micro-batch (with delayed gradients: mini-batch) whose activations a place keeps at a time; None: all."""
     if schedule == "gpipe":
         return None
     if schedule == "interleaved":
@@ -55,11 +57,11 @@ def timeline(schedule: Schedule, stages: int, places: int, micros: int) -> tuple
 
     Parameters
     ----------
-    schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+    schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble", "delayed"}
     stages, places : int
         Stage s is at place s modulo ``places``.
     micros : int
-        Micro-batches. Where places have several stages, they take turns after as many as there are places; if the last turn is not
+        Micro-batches, or mini-batches of delayed gradients. Where places have several stages, they take turns after as many as there are places; if the last turn is not
         complete, all forward passes come first.
     """
     if schedule == "interleaved" and micros % places:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise, starmap
 from typing import Literal
 
 from lbpar.graph.graph import Graph
 from lbpar.graph.loops import Kernel
-from lbpar.layout.layout import Layout
+from lbpar.layout.layout import Dim, Layout
 from lbpar.layout.transition import Move
 from lbpar.program.plan import Plan
 
@@ -89,11 +91,12 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Update:
-    """Apply the optimizer to all parameters from their complete gradients."""
+    """Apply the optimizer to parameters from their complete gradients: to all, or to those of the stage that is ``at`` one coordinate."""
 
     params: tuple[str, ...]
     grads: tuple[str, ...]
     phase: Phase = "update"
+    at: Dim | None = None
 
 
 @dataclass(frozen=True)
@@ -155,24 +158,62 @@ class Program:
             out += step.starts if isinstance(step, StartMany) else (step,) if isinstance(step, Start) else ()
         return tuple(out)
 
+    @cached_property
+    def rounds(self) -> tuple[range, ...]:
+        """Steps of each round that a mini-batch takes: of one, but with delayed gradients, where the next mini-batch enters after the first.
+
+        Each round ends with an update, and what is freed then; the last one takes what is left.
+        """
+        ends = [i + 1 for i, step in enumerate(self.steps) if isinstance(step, Update)][:-1]
+        for k, end in enumerate(ends):
+            while isinstance(self.steps[end], Free):
+                end += 1
+            ends[k] = end
+        return tuple(starmap(range, pairwise((0, *ends, len(self.steps)))))
+
+    def here(self, rank: int) -> Mapping[str, bool]:
+        """Whether a rank is where each buffer is (`Layout.holds`)."""
+        if rank not in self._here:
+            at: dict[Dim | None, bool] = {}
+            for b in self.buffers.values():
+                if b.layout.at not in at:
+                    at[b.layout.at] = b.layout.holds(rank)
+            self._here[rank] = {name: at[b.layout.at] for name, b in self.buffers.items()}
+        return self._here[rank]
+
+    @cached_property
+    def _here(self) -> dict[int, dict[str, bool]]:
+        return {}
+
+    def in_rounds(self, mini_batches: int) -> Iterator[tuple[int, int]]:
+        """Mini-batch and number of each step that so many mini-batches take, in order: all that are under way go one round further at a time."""
+        rounds = self.rounds
+        for now in range(mini_batches + len(rounds) - 1):
+            for age, steps in enumerate(rounds):
+                if 0 <= now - age < mini_batches:
+                    yield from ((now - age, i) for i in steps)
+
 
 def takes_part(step: Step, program: Program, rank: int) -> bool:
-    """Whether a rank does anything in a step; others leave it out. Updates and frees pass over what is not there by themselves.
+    """Whether a rank does anything in a step; others leave it out. An update of all, and frees, pass over what is not there by themselves.
 
     An exchange between coordinates is done by all ranks of the group, as transports want it.
     """
 
-    def holds(buffers: Iterable[str]) -> bool:
-        return any(program.buffers[b].layout.holds(rank) for b in buffers)
+    if program.plan.pipeline is None:
+        return True
 
+    here = program.here(rank)
     match step:
         case Start():
-            return step.move.src.at != step.move.dst.at or holds((step.src,))
+            return here[step.src] or step.move.src.at != step.move.dst.at
         case StartMany():
-            return holds(s.src for s in step.starts)
-        case Update() | Free():
+            return any(here[s.src] for s in step.starts)
+        case Update():
+            return step.at is None or step.at.runs(program.plan.grid, program.plan.grid.coords(rank)) != ()
+        case Free():
             return True
-    return holds(writes(step))
+    return any(here[b] for b in writes(step))
 
 
 def reads(step: Step) -> tuple[str, ...]:
@@ -201,3 +242,18 @@ def writes(step: Step) -> tuple[str, ...]:
     if isinstance(step, Accumulate):
         return (step.grad,)  # in place
     return ()
+
+
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """A step that reads arrays by other names."""
+    if not any(b in names for b in reads(step)):
+        return step
+    if isinstance(step, Compute):
+        return replace(step, reads=tuple(names.get(b, b) for b in step.reads))
+    if isinstance(step, Start):
+        return replace(step, src=names.get(step.src, step.src))
+    if isinstance(step, Sum):
+        return replace(step, srcs=tuple(names.get(b, b) for b in step.srcs))
+    if isinstance(step, Update):
+        return replace(step, grads=tuple(names.get(b, b) for b in step.grads))
+    return step

@@ -11,7 +11,7 @@ import numpy as np
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Axes, Grid
 from lbpar.program.plan import Plan
-from lbpar.program.steps import Program, Start
+from lbpar.program.steps import Accumulate, Compute, Program, Start, Step, Sum, writes
 
 WORDS = {"N": "samples", "C": "channels", "F": "filters", "D": "depth", "H": "height", "W": "width", "G": "groups"}
 
@@ -36,6 +36,19 @@ def _order(item: tuple[str, int]) -> int:
     return list("NDHWGFC").index(item[0])
 
 
+def micro_batch(step: Step) -> int | None:
+    """The micro-batch of which a step computes something; None where it is of all."""
+    match step:
+        case Compute() | Sum():
+            name = writes(step)[0]
+        case Accumulate():
+            name = step.grad
+        case _:
+            return None
+    number = name.rpartition("#")[2]
+    return int(number) if "#" in name and number.isdigit() else None
+
+
 def tally(names: Iterable[str]) -> str:
     """``2× allreduce(4), halo(2)``: each name once, in order of appearance."""
     return ", ".join(f"{n}× {k}" if n > 1 else k for k, n in Counter(names).items())
@@ -51,17 +64,19 @@ def itemsize(program: Program, step: Start, dtype: np.dtype, activations: np.dty
 
 def of_parameters(buffer: str) -> bool:
     """Whether a buffer holds parameters or their gradients, which have another type than activations where that is a half type."""
-    name = buffer.partition("@")[0]
+    name = buffer.partition("@")[0].partition("#")[0]  # less its copy, and its micro-batch
     return ":" not in name or name.endswith(":grad")
 
 
-def sent_bytes(program: Program, step: Start, rank: int, dtype: np.dtype) -> int:
-    """Bytes that a rank sends in a move."""
-    return volume(step.move, rank).elements * itemsize(program, step, dtype)
+def sent_bytes(program: Program, step: Start, rank: int, dtype: np.dtype, activations: np.dtype | None = None) -> int:
+    """Bytes that a rank sends in a move; types as for `itemsize`."""
+    return volume(step.move, rank).elements * itemsize(program, step, dtype, activations)
 
 
-def program_rows(program: Program, rank: int, dtype: np.dtype) -> list[dict[str, Any]]:
-    """One row per layer: name, op, grid, collectives with their group sizes, bytes that ``rank`` sends per step."""
+def program_rows(
+    program: Program, rank: int, dtype: np.dtype, activations: np.dtype | None = None
+) -> list[dict[str, Any]]:
+    """One row per layer: name, op, grid, collectives with their group sizes, bytes that ``rank`` sends per step; types as for `itemsize`."""
     rows = []
     for node in program.graph.ops:
         moves = [s for s in program.moves if s.node == node.name and s.move.kind != "slice"]
@@ -71,7 +86,7 @@ def program_rows(program: Program, rank: int, dtype: np.dtype) -> list[dict[str,
                 "op": node.op.kind,
                 "grid": layer_words(program.plan, node.name),
                 "collectives": tally(f"{s.move.kind}({program.plan.grid.ways(s.move.axes)})" for s in moves),
-                "bytes/step": sum(sent_bytes(program, s, rank, dtype) for s in moves),
+                "bytes/step": sum(sent_bytes(program, s, rank, dtype, activations) for s in moves),
             }
         )
     return rows

@@ -7,8 +7,8 @@ Everything that depends on the rank (local windows, offsets, counts) is worked o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -37,13 +37,19 @@ class MicroBatch:
     """Which micro-batch a program runs on.
 
     ``seed`` and ``number``, counted from the start of training, fix dropout; ``weight`` is its share in the update, ``loss_scale`` what
-    gradients are multiplied by on their way back.
+    gradients are multiplied by on their way back. ``keys`` has those of dropout that lie on the device, by node.
     """
 
     seed: int = 0
     number: int = 0
     weight: float = 1.0
     loss_scale: float = 1.0
+    keys: Mapping[str, Array] = field(default_factory=dict)
+
+    def key(self, node: str) -> Any:
+        """Of a node's dropout: an integer, or an array of one on the device."""
+        held = self.keys.get(node)
+        return fold(self.seed, zlib.crc32(node.encode()), self.number) if held is None else held
 
 
 Call = Callable[..., tuple[Array, ...]]
@@ -353,10 +359,10 @@ def _activation(kind: str, method: str) -> Binder:
 
 
 def _dropout(b: Bound) -> Call:
-    rate, name = b.attr("rate"), zlib.crc32(b.node.encode())
+    rate, node = b.attr("rate"), b.node
     samples, *rest = index_parts(b.writes[0], b.written[0].shape)
     index = (samples + b.first * prod(b.written[0].shape[1:]), *rest)  # in the whole mini-batch
-    return lambda e, c, x: (e.dropout(x, rate, fold(c.seed, name, c.number), index),)
+    return lambda e, c, x: (e.dropout(x, rate, c.key(node), index),)
 
 
 def _local_response_norm_forward(b: Bound) -> tuple[Any, ...]:
@@ -399,7 +405,7 @@ def _shift(b: Bound) -> Call:
         inside = e.pack(a, part)
         if whole:
             return (inside,)
-        out = e.zeros(shape)
+        out = e.zeros(shape, a.dtype)
         if inside.size:
             e.unpack(inside, out, place)
         return (out,)
@@ -598,6 +604,8 @@ BINDERS: dict[str, Binder] = {
             (label_losses.softmax_first, _first_class),
             (label_losses.class_counts, _none, "classes", "ignore"),
             (label_losses.class_confusion, _none, "classes", "ignore"),
+            (label_losses.sample_counts, _none, "classes", "ignore"),
+            (label_losses.dice_of_samples, _none),
             (label_losses.error_sums, _none),
         )
     },

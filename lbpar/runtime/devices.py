@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from lbpar.config.engine import EngineConfig
-from lbpar.errors import CommError, LbparError
+from lbpar.errors import CommError, ConfigError, LbparError
 from lbpar.transport.base import Transport
 from lbpar.transport.cuda_mpi import CudaMpiTransport
 from lbpar.transport.nccl import NcclTransport, load_nccl
@@ -25,7 +25,13 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
     ------
     CommError
         NCCL is asked for and cannot be used; on all ranks alike.
+    ConfigError
+        Steps of several ranks are to be recorded.
     """
+    if config.graphs and transport.size > 1:
+        raise ConfigError(
+            f"engine.graphs: true on {transport.size} processes: steps are recorded on one process only; start one, or leave it out."
+        )
     if config.name != "cupy" or transport.size == 1 or transport.direct:
         return transport
     facts, found = transport.allgather_obj(_facts()), None

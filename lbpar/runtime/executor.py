@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from lbpar.engine.base import Engine
-from lbpar.graph.graph import TARGET
 from lbpar.graph.ops.losses import MEASURED
 from lbpar.program.steps import (
     Accumulate,
@@ -24,9 +23,11 @@ from lbpar.program.steps import (
     Wait,
     takes_part,
 )
+from lbpar.program.words import micro_batch, of_parameters
 from lbpar.runtime.background import Background
 from lbpar.runtime.binding import Bound, Call, MicroBatch, bind
 from lbpar.runtime.buckets import PLACED, Buckets
+from lbpar.runtime.recorded import Recorded, Run
 from lbpar.runtime.trace import Tracer
 from lbpar.runtime.transfers import Finish, Transfers
 from lbpar.transport.base import Transport
@@ -62,8 +63,12 @@ class Executor:
         Set before each run.
     on_update : callable, optional
         ``on_update(params, grads)`` applies the optimizer to this rank's blocks.
+    before_update : callable, optional
+        Called with the parameters that are about to change.
     tracer : Tracer, optional
         Gets every step's times.
+    label : str
+        Added to the names of steps in the trace.
     progress : {"test", "thread", "block"}
         How moves under way progress meanwhile: tested after each kernel, by a thread, or only in starts and waits (allreduces then
         wholly in waits). Default: "block" where the ranks copy messages with cores of their own on one node, which then loses nothing,
@@ -79,13 +84,17 @@ class Executor:
         accumulated: dict[str, Array] | None = None,
     ) -> None:
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
+        self._targets = {n.name for n in program.graph.targets}
         self.micro_batch = MicroBatch()
         self.on_update: UpdateRule | None = None
+        self.before_update: Callable[[Mapping[str, Array]], None] | None = None
         self._arrays: dict[str, Array] = {}  # one dictionary for good: what runs a step holds on to it
         self._seconds: dict[str, float] = {}
         self._timed: list[list[tuple[str, Any, Any]]] = []  # kind, start and end of what newest runs did
         self._fetched: dict[str, Callable[[], Any]] = {}
         self.tracer: Tracer | None = None
+        self.label = ""
+        self._ran = False
         self._accumulated = {} if accumulated is None else accumulated
         self._pending: dict[str, Finish] = {}
         self._transfers = Transfers(engine, transport)
@@ -99,7 +108,10 @@ class Executor:
         # One for each step, so that ranks in one process keep in step; None where this rank has no part in it.
         here = [takes_part(step, program, transport.rank) for step in program.steps]
         self._runs = [self._prepare(s) if mine else None for s, mine in zip(program.steps, here, strict=True)]
-        self._stretches = self._join()
+        self._stretches = [self._join(steps) for steps in program.rounds]
+        self._recorded: Recorded | None = None
+        if engine.captures and transport.size == 1:
+            self._recorded = Recorded(program, engine, self._arrays, [run for run in self._runs if run])
 
     @property
     def progress(self) -> ProgressMode:
@@ -128,6 +140,8 @@ class Executor:
             id(a): self._fed(a, self.program.feeds.get(b)) for b, a in feeds.items()
         }  # buffers may share one block
         self.arrays = {**self.state, **{b: moved[id(a)] for b, a in feeds.items()}}
+        if self._recorded is not None:
+            self.micro_batch = self._recorded.begin(self.micro_batch)
         self._pending.clear()
         self._fetched.clear()
         self._timed.append([])
@@ -136,56 +150,76 @@ class Executor:
 
     def _fed(self, a: Array, source: str | None) -> Array:
         """A block of samples in the type of activations, a block of targets as it is."""
+        if source in self._targets and a.dtype.kind != "f" and not self.engine.host:
+            a = np.asarray(a, np.int64)  # what kernels on devices read; those on the host widen as they go
         array, kind = self.engine.from_host(a), self.engine.activations
-        return array if source == TARGET or a.dtype.kind != "f" or a.dtype == kind else self.engine.copy(array, kind)
+        return (
+            array
+            if source in self._targets or a.dtype.kind != "f" or a.dtype == kind
+            else self.engine.copy(array, kind)
+        )
 
     def execute(self, index: int) -> None:
         """Execute one step. Ranks in one process take turns step by step; a rank of its own runs all."""
         run = self._runs[index]
         if run is None:
             return
-        kind, call = run
+        kind, calls = run
         start = self.engine.mark()
-        call()
+        for call in calls:
+            call()
         end = self.engine.mark()
         self._timed[-1].append((kind, start, end))
         if self.tracer is not None:
             self._trace(self.tracer, self.program.steps[index], kind, start, end)
 
     def _trace(self, tracer: Tracer, step: Step, kind: str, start: Any, end: Any) -> None:
+        label = self.label
         match step:
             case Compute():
-                tracer.step(f"{step.node} {step.kernel.name}", step.phase, start, end)
+                tracer.step(f"{step.node} {step.kernel.name}{label}", step.phase, start, end, micro_batch(step))
             case Start():
-                tracer.step(f"start {step.dst}", kind, start, end)
-                tracer.open(step.dst, kind, start)
+                tracer.step(f"start {step.dst}{label}", kind, start, end)
+                tracer.open(f"{step.dst}{label}", kind, start)
             case StartMany():
-                tracer.step(f"start {step.tag}", kind, start, end)
+                tracer.step(f"start {step.tag}{label}", kind, start, end)
                 for s in step.starts:
-                    tracer.open(s.dst, kind, start)
+                    tracer.open(f"{s.dst}{label}", kind, start)
             case Wait():
-                tracer.step(f"wait {step.dst}", kind, start, end)
-                tracer.close(step.dst, end)
+                tracer.step(f"wait {step.dst}{label}", kind, start, end)
+                tracer.close(f"{step.dst}{label}", end)
             case Sum() | Accumulate() | Update():
-                tracer.step(kind, step.phase, start, end)
+                tracer.step(f"{kind}{label}", step.phase, start, end, micro_batch(step))
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole program; returns its results. Collective over all ranks."""
         self.begin(feeds)
-        with self.engine.running(), Background(self._transfers.advance) if self.progress == "thread" else nullcontext():
-            if self.tracer is None:
-                self._run()
-            else:
-                for i in range(len(self._runs)):
-                    self.execute(i)
-            self._transfers.settle()
-        self._add_up(1)  # of this run much may still be under way
+        for age in range(len(self.program.rounds)):
+            self.go(age)
         return self.results()
 
-    def _run(self) -> None:
+    def go(self, age: int) -> None:
+        """Run one of the program's rounds, behind `begin` and those before it."""
+        steps = self.program.rounds[age]
+        with self.engine.running(), Background(self._transfers.advance) if self.progress == "thread" else nullcontext():
+            if self.tracer is None:
+                recorded = self._recorded is not None and self._recorded.ready
+                self._run(self._recorded.stretches() if self._recorded and recorded else self._stretches[age])
+            else:
+                for i in steps:
+                    self.execute(i)
+            if steps.stop < len(self._runs):
+                return
+            self._transfers.settle()
+        self._add_up(1)  # of this run much may still be under way
+        if not self._ran:  # kernels of these shapes have been timed, where they are
+            self._ran = True
+            self.engine.agree(self.transport.allgather_obj)
+
+    def _run(self, stretches: Sequence[tuple[str, list[Callable[[], None]]]]) -> None:
         timed, mark = self._timed[-1], self.engine.mark
         start = mark()
-        for kind, calls in self._stretches:
+        for kind, calls in stretches:
             for call in calls:
                 call()
             end = mark()
@@ -205,16 +239,16 @@ class Executor:
             for kind, start, end in self._timed.pop(0):
                 seconds[kind] = seconds.get(kind, 0.0) + elapsed(start, end)
 
-    def _join(self) -> list[tuple[str, list[Callable[[], None]]]]:
+    def _join(self, steps: Iterable[int]) -> list[tuple[str, list[Callable[[], None]]]]:
         """Steps of one kind in a row, timed together. Freeing counts as what it follows."""
         out: list[tuple[str, list[Callable[[], None]]]] = []
-        for step, run in zip(self.program.steps, self._runs, strict=True):
+        for step, run in ((self.program.steps[i], self._runs[i]) for i in steps):
             if run is None:
                 continue
-            kind, call = run
+            kind, calls = run
             if not out or (out[-1][0] != kind and not isinstance(step, Free)):
                 out.append((kind, []))
-            out[-1][1].append(call)
+            out[-1][1].extend(calls)
         return out
 
     def results(self) -> dict[str, Array]:
@@ -228,20 +262,21 @@ class Executor:
         value: np.ndarray = fetch()
         return value
 
-    def _prepare(self, step: Step) -> tuple[str, Callable[[], None]]:
-        """The kind under which a step's time is kept, and what it does. Small results start for the host where they are made."""
+    def _prepare(self, step: Step) -> Run:
+        """The kind under which a step's time is kept, what it does, and what follows: small results start for the host where they are made."""
         kind, call = self._bind(step)
         written = step.writes if isinstance(step, Compute) else (step.dst,) if isinstance(step, Wait | Sum) else ()
-        results = [(name, b) for name, b in self.program.results.items() if b in written and name in SMALL]
+        results = [
+            (name, b) for name, b in self.program.results.items() if b in written and name.partition("/")[0] in SMALL
+        ]
         if not results:
-            return kind, call
+            return kind, (call,)
 
-        def run() -> None:
-            call()
+        def fetch() -> None:
             for name, buffer in results:
                 self._fetched[name] = self.engine.fetch(self._arrays[buffer])
 
-        return kind, run
+        return kind, (call, fetch)
 
     def _bind(self, step: Step) -> tuple[str, Callable[[], None]]:
         match step:
@@ -295,7 +330,8 @@ class Executor:
             return held
         info, rank = self.program.buffers[buffer], self.transport.rank
         assert not info.layout.holds(rank), buffer
-        return self.engine.empty(info.layout.local_shape(rank), dtype or info.dtype or self.engine.activations)
+        own = self.engine.dtype if of_parameters(buffer) else self.engine.activations
+        return self.engine.empty(info.layout.local_shape(rank), dtype or info.dtype or own)
 
     def _start_many(self, step: StartMany) -> None:
         shapes = [self._arrays[s.src].shape for s in step.starts]
@@ -335,9 +371,12 @@ class Executor:
             self._accumulated[step.param] = part
 
     def _update(self, step: Update) -> None:
+        params = {p: self.state[p] for p in step.params}
+        if self.before_update is not None:
+            self.before_update(params)
         if self.on_update is not None:
             grads = {p: self._array(g, self.engine.dtype) for p, g in zip(step.params, step.grads, strict=True)}
-            self.on_update({p: self.state[p] for p in step.params}, grads)
+            self.on_update(params, grads)
 
 
 def run_lockstep(executors: Sequence[Executor], feeds: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:

@@ -1,6 +1,8 @@
 """Metrics of an evaluation, from what its steps have counted: exact, whatever the grid and the batches.
 
-A class that neither occurs nor is ever found has no Dice and no IoU, and counts in no mean.
+A class that neither occurs nor is ever found has no Dice and no IoU, and counts in no mean. So it is of each volume for the Dice per volume, as in
+nnU-Net's evaluation: where a class is found that is not there, the volume's Dice is 0. (MONAI's DiceMetric leaves these volumes out as well; with
+``ignore_empty=False`` it has 0 for them, too, but 1 where the class is neither there nor found.)
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ FALLING = ("loss", "mae", "rmse")
 """Metrics that are the better the smaller they are."""
 
 
-def scores(sums: Mapping[str, NDArray[Any]], elements: int, metrics: tuple[str, ...]) -> dict[str, Any]:
+def scores(sums: Mapping[str, NDArray[Any]], elements: float, metrics: tuple[str, ...]) -> dict[str, Any]:
     """Metrics by name.
 
     Parameters
     ----------
     sums : mapping
-        ``counts``, ``confusion`` and ``errors`` (`lbpar.graph.ops.losses`), summed over steps.
-    elements : int
+        ``counts``, ``confusion``, ``volumes`` and ``errors`` (`lbpar.graph.ops.losses`), summed over steps.
+    elements : float
         Of the output: how many errors there are.
     metrics : tuple of str
         Of `lbpar.config.losses.METRICS`.
@@ -30,7 +32,7 @@ def scores(sums: Mapping[str, NDArray[Any]], elements: int, metrics: tuple[str, 
     Returns
     -------
     dict
-        A number each; ``dice_of`` and ``iou_of`` have one per class, under its number, None where it has none, and
+        A number each; ``dice_of``, ``iou_of`` and ``dice_per_volume_of`` have one per class, under its number, None where it has none, and
         ``confusion`` is a list of rows.
     """
     out: dict[str, Any] = {}
@@ -40,16 +42,24 @@ def scores(sums: Mapping[str, NDArray[Any]], elements: int, metrics: tuple[str, 
         elif metric in ("mae", "rmse"):
             total, squares = sums["errors"] / max(1, elements)
             out[metric] = float(total if metric == "mae" else np.sqrt(squares))
+        elif metric == "balanced_accuracy":
+            found, _, there = sums["counts"]
+            out[metric] = _mean(_ratio(found, there))
         else:
-            found, taken, there = sums["counts"]
-            if metric == "balanced_accuracy":
-                out[metric] = _mean(_ratio(found, there))
-                continue
-            union = taken + there
-            each = _ratio(2 * found, union) if metric == "dice" else _ratio(found, union - found)
+            each = _of_classes(metric, sums)
             out[metric] = _mean(each[1:] if len(each) > 1 else each)
             out[f"{metric}_of"] = {str(k): None if np.isnan(v) else float(v) for k, v in enumerate(each)}
     return out
+
+
+def _of_classes(metric: str, sums: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """A metric of each class, NaN where it has none."""
+    if metric == "dice_per_volume":
+        total, number = sums["volumes"]
+        return _ratio(total, number)
+    found, taken, there = sums["counts"]
+    union = taken + there
+    return _ratio(2 * found, union) if metric == "dice" else _ratio(found, union - found)
 
 
 def _ratio(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

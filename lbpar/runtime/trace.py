@@ -26,6 +26,8 @@ SHOWN = 16
 ROWS = ("kernels and waits", "moves under way", "steps")
 COMPUTE, MOVES, STEPS = range(3)
 Bytes = dict[str, int]
+Event = tuple[str, str, Any, Any, int, int | None]
+"""Name, kind, start, end, row, micro-batch."""
 
 
 class Tracer:
@@ -41,21 +43,29 @@ class Tracer:
     whole : bool
         Trace all steps, for ``trace.json``.
     look : bool
-        Trace one step, for ``step.json``: the one after the first `SETTLED`, or the last.
+        Trace one step, for ``step.json``: the one after the first ``settled``, or the last.
     last : int
         Number of the last step.
+    settled : int
+        Steps before the one that is looked at.
     """
 
     def __init__(
-        self, transport: Transport, engine: Engine, whole: bool = True, look: bool = False, last: int = 1
+        self,
+        transport: Transport,
+        engine: Engine,
+        whole: bool = True,
+        look: bool = False,
+        last: int = 1,
+        settled: int = SETTLED,
     ) -> None:
         self.rank, self.whole, self._engine = transport.rank, whole, engine
-        self._counter, self._look, self._last = transport.counter, look, last
-        self._events: list[tuple[str, str, Any, Any, int]] = []
+        self._counter, self._look, self._last, self._settled = transport.counter, look, last, settled
+        self._events: list[Event] = []
         self._open: dict[str, tuple[str, Any]] = {}
         self._steps: list[tuple[int, int, Any, Any]] = []  # epoch, number, start and end of each traced batch
         self._chosen: int | None = None
-        self._seen: list[tuple[str, str, Any, Any, int]] = []  # events of the chosen step
+        self._seen: list[Event] = []  # events of the chosen step
         self._counted, self._model = Bytes(), Bytes()
         engine.synchronize()
         self._began, self._origin = time(), engine.mark()
@@ -64,7 +74,7 @@ class Tracer:
     def batch(self, program: Program, epoch: int, step: int) -> Iterator[Self | None]:
         """In this block a batch of a step runs, for which the executor is given what is yielded."""
         if self._chosen is None and self._look:
-            self._chosen = min(step + SETTLED, self._last)
+            self._chosen = min(step + self._settled, self._last)
         here = step == self._chosen
         if not self.whole and not here:
             yield None
@@ -88,26 +98,28 @@ class Tracer:
             if size := sent.bytes - before.get(key, Sent()).bytes:
                 self._counted[kind] = self._counted.get(kind, 0) + size
 
-    def step(self, name: str, kind: str, start: Any, end: Any) -> None:
-        """A step of the program that ran from ``start`` to ``end``."""
-        self._add(name, kind, start, end, COMPUTE)
+    def step(self, name: str, kind: str, start: Any, end: Any, micro: int | None = None) -> None:
+        """A step of the program that ran from ``start`` to ``end``, for a micro-batch if there are several."""
+        self._add(name, kind, start, end, COMPUTE, micro)
 
     def open(self, dst: str, kind: str, start: Any) -> None:
         """A move towards ``dst`` is under way."""
         self._open[dst] = (kind, start)
 
     def close(self, dst: str, end: Any) -> None:
-        """It has arrived."""
-        kind, start = self._open.pop(dst)
-        self._add(dst, kind, start, end, MOVES)
+        """It has arrived; what started before the tracer looked is left out."""
+        if dst in self._open:
+            kind, start = self._open.pop(dst)
+            self._add(dst, kind, start, end, MOVES)
 
-    def _add(self, name: str, kind: str, start: Any, end: Any, row: int) -> None:
+    def _add(self, name: str, kind: str, start: Any, end: Any, row: int, micro: int | None = None) -> None:
         if len(self._events) < LIMIT:
-            self._events.append((name, kind, start, end, row))
+            self._events.append((name, kind, start, end, row, micro))
 
-    def _event(self, name: str, kind: str, start: Any, end: Any, row: int) -> dict[str, Any]:
-        lasts = self._engine.elapsed(start, end) * 1e6
-        return {"name": name, "cat": kind, "ph": "X", "ts": self._at(start), "dur": lasts, "pid": self.rank, "tid": row}
+    def _event(self, name: str, kind: str, start: Any, end: Any, row: int, micro: int | None = None) -> dict[str, Any]:
+        lasts, at = self._engine.elapsed(start, end) * 1e6, self._at(start)
+        event = {"name": name, "cat": kind, "ph": "X", "ts": at, "dur": lasts, "pid": self.rank, "tid": row}
+        return event if micro is None else event | {"args": {"micro": micro}}
 
     def _at(self, mark: Any) -> float:
         return (self._began + self._engine.elapsed(self._origin, mark)) * 1e6

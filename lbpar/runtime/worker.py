@@ -11,16 +11,19 @@ import numpy as np
 from lbpar.engine.base import Engine
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import MEASURED
+from lbpar.layout.grid import Axes
 from lbpar.layout.layout import Layout
 from lbpar.program.lowering import lower
 from lbpar.program.order import BUCKET_BYTES
 from lbpar.program.plan import Plan
 from lbpar.program.steps import Program
 from lbpar.runtime.binding import MicroBatch
+from lbpar.runtime.delayed import Pipe
 from lbpar.runtime.executor import Executor, ProgressMode
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.norms import ReducedNorms
 from lbpar.runtime.room import check_room
+from lbpar.runtime.trace import Tracer
 from lbpar.transport.base import Transport
 
 Array = Any
@@ -34,7 +37,7 @@ class StepResult:
     """What one step tells, the same on all ranks: the mean loss over its samples, and how many hits among how many positions.
 
     Hits are None where the loss has no classes, and those in the top 5 where there are no more than 5. Of an evaluation, ``sums``
-    are what metrics follow from (`lbpar.graph.ops.losses.MEASURED`).
+    are what metrics follow from (`lbpar.graph.ops.losses.MEASURED`). ``parts`` are the same of each output, if there are several.
     """
 
     loss: float
@@ -43,17 +46,24 @@ class StepResult:
     top1: float | None = None
     top5: float | None = None
     sums: Mapping[str, Array] = field(default_factory=dict)
+    parts: Mapping[str, StepResult] = field(default_factory=dict)
 
 
-def norms_over_ranks(layouts: Mapping[str, Layout], transport: Transport, engine: Engine) -> ReducedNorms:
-    """Norms of whole parameters, of which each rank holds the block that its layout says. Collective over all ranks when used."""
+def norms_over_ranks(
+    layouts: Mapping[str, Layout], transport: Transport, engine: Engine, axes: Axes | None = None
+) -> ReducedNorms:
+    """Norms of whole parameters, of which each rank holds the block that its layout says.
+
+    Collective, when used, over the ranks along some axes (default: all), which hold all blocks of the parameters that are asked for.
+    """
     owned = [name for name, layout in layouts.items() if layout.owns(transport.rank)]
-    return ReducedNorms(sum_over_ranks(transport), owned, engine)
+    return ReducedNorms(sum_over_ranks(transport, axes), owned, engine)
 
 
-def sum_over_ranks(transport: Transport) -> Callable[[Array], Array]:
-    """Sums a small array over all ranks, with which it is collective."""
-    return lambda v: transport.allreduce(v, transport.grid.axes, "sum", "norms").wait()
+def sum_over_ranks(transport: Transport, axes: Axes | None = None) -> Callable[[Array], Array]:
+    """Sums a small array over the ranks along some axes (default: all), with which it is collective."""
+    along = transport.grid.axes if axes is None else axes
+    return lambda v: transport.allreduce(v, along, "sum", "norms").wait()
 
 
 @dataclass
@@ -95,16 +105,17 @@ class Worker:
     progress: ProgressMode | None = None
 
     def __post_init__(self) -> None:
-        self._executors: dict[tuple[int, Mode], Executor] = {}
+        self._executors: dict[tuple[int, Mode, int], Executor] = {}
         self._accumulated: dict[str, Array] = {}
         self._statistics: dict[str, Array] = {}  # as they were before the last step
         self.params = self.graph.params()
 
-    def executor(self, samples: int, mode: Mode = "reduce") -> Executor:
-        """The executor of steps of ``samples`` samples; made once per number and mode."""
-        key = (samples, mode)
+    def executor(self, samples: int, mode: Mode = "reduce", slot: int = 0) -> Executor:
+        """The executor of steps of ``samples`` samples; made once per number, mode and, where several are under way at a time, slot."""
+        key = (samples, mode, slot)
         if key not in self._executors:
-            program = self.program(samples, mode)
+            other = self._executors.get((samples, mode, 0))
+            program = self.program(samples, mode) if other is None else other.program
             if not self.state:
                 check_room(program, self.engine.dtype.name)
                 self.layouts = dict(program.params)
@@ -147,18 +158,34 @@ class Worker:
             self._statistics = {n: self.engine.copy(self.state[n]) for n in statistics}
         with np.errstate(**QUIET):
             executor.run(feeds)
-        return self._result(executor, samples)
+        return self.result(executor, samples)
 
-    def _result(self, executor: Executor, samples: int) -> StepResult:
-        assert self.graph.loss is not None
-        output = self.graph.input_shapes(self.graph.loss.name, samples)[0]
-        positions = int(np.prod(output[:-1]))
-        loss = float(executor.value("loss"))
-        sums = {name: executor.value(name) for name in MEASURED if name in executor.program.results}
-        hits = [float(n) for n in sums.pop("hits", ())]
-        if getattr(self.graph.loss.op, "ignore_index", None) is not None:
-            positions = int(hits.pop())
+    def go(
+        self, pipe: Pipe, entering: Executor | None, feeds: Mapping[str, Array] | None, tracer: Tracer | None
+    ) -> Executor | None:
+        """A round of mini-batches under way (`Pipe.go`)."""
+        with np.errstate(**QUIET):
+            return pipe.go(entering, feeds, tracer)
+
+    def result(self, executor: Executor, samples: int) -> StepResult:
+        """What a mini-batch that has come to its end tells; its arrays are let go."""
+        named = [o for o in self.graph.compared if f"loss/{o}" in executor.program.results]
+        parts = {output: self._measured(executor, samples, output, f"/{output}") for output in named}
+        if named:
+            result = StepResult(float(executor.value("loss")), samples, samples, parts=parts)
+        else:
+            result = self._measured(executor, samples, self.graph.output, "")
         executor.arrays = {}
+        return result
+
+    def _measured(self, executor: Executor, samples: int, output: str, suffix: str) -> StepResult:
+        """Of one output, whose results end in ``suffix``."""
+        positions = int(np.prod(self.graph.shapes(samples)[output][:-1]))
+        loss, held = float(executor.value(f"loss{suffix}")), executor.program.results
+        sums = {name: executor.value(name + suffix) for name in MEASURED if name + suffix in held}
+        hits = [float(n) for n in sums.pop("hits", ())]
+        if getattr(self.graph.compared[output][1], "ignore_index", None) is not None:
+            positions = int(hits.pop())
         top1, top5, *_ = [*hits, None, None]
         return StepResult(loss, samples, positions, top1, top5, sums)
 
@@ -195,7 +222,7 @@ class Worker:
 
     def move_kinds(self) -> dict[str, str]:
         """Kind of each move of the training steps, by the buffer that it fills."""
-        executors = [e for (_, mode), e in self._executors.items() if mode != "evaluate"]
+        executors = [e for (_, mode, _), e in self._executors.items() if mode != "evaluate"]
         return {s.dst: s.move.kind for e in executors for s in e.program.moves}
 
     def spent(self) -> dict[str, float]:

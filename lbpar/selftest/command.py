@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lbpar.engine.registry import BFLOAT16, NAMES, get_engine
+from lbpar.engine.registry import BFLOAT16, FLOAT16, NAMES, get_engine
 from lbpar.errors import LbparError
-from lbpar.selftest.checks import PROCS, network_row
-from lbpar.selftest.networks import networks
+from lbpar.selftest.checks import network_row
+from lbpar.selftest.networks import PROCS, networks
 from lbpar.tables import print_table
 from lbpar.threads import cores
 from lbpar.verify.run import TOLERANCES
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _engine(args: argparse.Namespace) -> int:
     left_out, rows = "", list[dict[str, Any]]()
-    for dtype in TOLERANCES:
+    for dtype in (d for d in TOLERANCES if d != FLOAT16):  # which is for GPUs
         try:
             engine = get_engine(args.engine, dtype)
         except LbparError as error:
@@ -76,29 +77,60 @@ def _gpu(args: argparse.Namespace) -> int:
     """Parts in processes of their own, one that fails beside the others, within the time that there is."""
     from lbpar.selftest import gpu, parts  # which knows of CuPy
 
+    said = list[parts.Row]()
+
     def say(row: parts.Row) -> None:
         mark = "FAILED" if row["failed"] else "-" if row.get("left out") else "ok"
         print(f"{row['seconds']:6.1f} s  {mark:6s}  {row['part']}: {row['found']}", flush=True)
+        said.append(row)
+        _write(args, {"engine": "cupy", "finished": False, "parts": said})  # for who is cut off
 
     wanted = [p for p in gpu.parts(args.plans, args.quick, args.tiny) if re.search(args.only, p.name)]
     started, workers = time.monotonic(), max(1, min(MOST_WORKERS, cores() // 2))
-    rows = parts.run(wanted[:1], args.budget, 1, say)
-    if rows and rows[0]["failed"] and rows[0]["part"] == "versions":
-        wanted = []  # nothing can be found out without a device
-    rows += parts.run(wanted[1:], args.budget - (time.monotonic() - started), workers, say)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: parts end with it
+    try:
+        rows = parts.run(wanted[:1], args.budget, 1, say)
+        if rows and rows[0]["failed"] and rows[0]["part"] == "versions":
+            wanted = []  # nothing can be found out without a device
+        if rows and rows[0].get("exclusive"):
+            workers = 1
+        rows += parts.run(wanted[1:], args.budget - (time.monotonic() - started), workers, say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     for table in (row["table"] for row in rows if "table" in row):
         print_table(table["rows"], title=table["title"])
+    if beside := _beside(rows):
+        print_table(beside, title="samples per second")
     bad = [row for row in rows if row["failed"]]
     for row in bad:
         print(f"\n{row['part']}: {row['found']}\n{row.get('log', '')}", file=sys.stderr)
     out = [row["part"] for row in rows if row.get("left out")]
     left_out = f"; {len(out)} parts left out: {', '.join(out)}" if out else ""
-    return _end(args, {"engine": "cupy", "parts": rows}, bool(bad), left_out)
+    return _end(args, {"engine": "cupy", "finished": True, "parts": rows, "beside": beside}, bool(bad), left_out)
+
+
+def _beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per network: samples per second of lbpar and, where they were measured, of PyTorch, and how many times as many ours are."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if "samples/s" in row:
+            name, _, other = row["part"].partition(", PyTorch ")
+            found.setdefault(name, {"network": name})[f"PyTorch {other}" if other else "lbpar"] = row["samples/s"]
+    for line in found.values():
+        others = [value for key, value in line.items() if key.startswith("PyTorch")]
+        if "lbpar" in line and others:
+            line["lbpar / best of PyTorch"] = line["lbpar"] / max(others)
+    return list(found.values())
 
 
 def _end(args: argparse.Namespace, report: dict[str, Any], failed: bool, left_out: str) -> int:
-    if args.json:
-        text = json.dumps({**report, "passed": not failed}, indent=1, default=str)
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+    _write(args, {**report, "passed": not failed})
     print(f"selftest: {'FAILED' if failed else 'passed'}{left_out}", flush=True)
     return int(failed)
+
+
+def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    if args.json:
+        part = Path(f"{args.json}.part")
+        part.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+        part.replace(args.json)

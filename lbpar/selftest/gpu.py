@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lbpar.engine.cupy import launch_conv, library
+from lbpar.engine.cupy import library
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.registry import get_engine
-from lbpar.selftest.networks import networks
+from lbpar.selftest.networks import RANKS, networks
 from lbpar.selftest.parts import Part
+from lbpar.selftest.wanted import launched
 from lbpar.text import human_bytes
+from lbpar.threads import cores
 from lbpar.transport.nccl import load_nccl
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -25,6 +26,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "float32, own kernels": {"dtype": "float32", "cudnn": False},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, own kernels": {"dtype": "bfloat16", "cudnn": False},
+    "float16": {"dtype": "float16"},
+    "float16, own kernels": {"dtype": "float16", "cudnn": False},
 }
 """Ways to compute whose results are checked, by name."""
 
@@ -36,8 +39,17 @@ FAST: dict[str, dict[str, Any]] = {
 }
 """Ways to compute whose speed is measured, by name."""
 
+GRAPHS = {"bfloat16, CUDA graphs": {"dtype": "bfloat16", "graphs": True}}
+"""The same with steps that are recorded."""
+
+_COMPUTE_MODE, _ONE_PROCESS = 20, 3
+"""cudaDevAttrComputeMode, and one of its values: cudaComputeModeExclusiveProcess."""
+
 COMPILERS = 16
 """Modules that are compiled at the same time, at most."""
+
+COMPILING = 60.0
+"""Seconds after which no further module is compiled: what is left is, when another part launches it."""
 
 
 def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
@@ -62,8 +74,8 @@ def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
             arguments = {"network": name, "engine": engine, "plans": plans}
             found.append(Part(f"{name}, {way}", f"{here}.checks:network", arguments, seconds=10))
     found.append(Part("training", f"{here}.checks:training", seconds=10))
-    if mpirun():
-        for procs in (2, 4):
+    if mpirun() and find_spec("mpi4py") is not None:
+        for procs in RANKS:
             for transport in ("host", "nccl", "mpi"):
                 arguments = {"procs": procs, "transport": transport}
                 found.append(Part(f"{procs} ranks, {transport}", f"{here}.checks:ranks", arguments, seconds=15))
@@ -77,7 +89,7 @@ def _speeds(tiny: bool) -> list[Part]:
 
     def network(name: str, way: str, batch: int, others: tuple[str, ...] = (), seconds: float = 12) -> None:
         arguments = {"network": name, "batch": batch, **size}
-        title, engine = f"{name} of {batch}, {way}", FAST[way]
+        title, engine = f"{name} of {batch}, {way}", (FAST | GRAPHS)[way]
         found.append(Part(title, f"{here}:network", {**arguments, "engine": engine}, seconds, alone=True))
         for kind in others if torch else ():
             more = {**arguments, "way": way, "compiled": kind == "compile"}
@@ -94,6 +106,8 @@ def _speeds(tiny: bool) -> list[Part]:
     network("unet3d", "TF32", 2, ("eager",), 15)
     network("resnet50", "bfloat16", 64, ("eager",))
     network("resnet50", "TF32", 64, ("eager",))
+    for way in GRAPHS:
+        network("resnet50", way, 64)
     network("resnet50", "bfloat16, own kernels", 256)
     if torch:
         for name, way, batch in (("resnet50", "bfloat16", 256), ("unet3d", "bfloat16", 2), ("resnet50", "TF32", 256)):
@@ -121,6 +135,7 @@ def versions() -> dict[str, Any]:
         "CuPy": cupy.__version__,
         "CUDA": runtime.runtimeGetVersion(),
         "driver": runtime.driverGetVersion(),
+        "exclusive": exclusive(cupy),
     }
     missing = []
     for name, find in (
@@ -136,25 +151,36 @@ def versions() -> dict[str, Any]:
         f"{found['devices']} x {found['device']}, {human_bytes(free)} of {human_bytes(total)} free; CuPy {found['CuPy']}, CUDA {found['CUDA']}, "
         f"driver {found['driver']}" + "".join(f", {n} {found[n]}" for n in ("NCCL", "cuDNN", "PyTorch") if n in found)
     )
+    if found["exclusive"]:
+        missing.append("one process at a time may use the GPU")
     return found | {"found": "; ".join([text, *missing])}
 
 
-def kernels(few: bool = False) -> str:
-    """Compile and load all kernels that are launched by default, several at once: CuPy's cache then has them for all other parts."""
+def exclusive(cupy: Any) -> bool:
+    """Whether the GPU takes one process at a time."""
+    return int(cupy.cuda.runtime.deviceGetAttribute(_COMPUTE_MODE, cupy.cuda.runtime.getDevice())) == _ONE_PROCESS
+
+
+def kernels(few: bool = False, seconds: float = COMPILING) -> str:
+    """Compile and load all kernels that one rank of the other parts launches, several at once: CuPy's cache then has them for these."""
+    until = time.monotonic() + seconds
     engine: Any = get_engine("cupy", "float32")
     wanted = [(file, group[0], len(group)) for file, groups in GROUPS.items() for group in groups]
     if not few:
-        products = launch_conv.usual_kernels(engine._card)
+        (products,) = launched([engine._card], [*TYPES.values(), *FAST.values()])
         wanted += [(file, name, 1) for file, names in products.items() for name in names]
     else:
         wanted = wanted[:1]
 
-    def load(file: str, name: str) -> None:
+    def load(file: str, name: str, count: int) -> int:
+        if time.monotonic() > until:
+            return 0
         with engine.running():
             engine.kernels.function(file, name)
+        return count
 
-    with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
-        for done in [pool.submit(partial(load, file, name)) for file, name, _ in wanted]:
-            done.result()
-    count = sum(n for *_, n in wanted)
-    return f"{count} in {len({file for file, *_ in wanted})} files compiled and loaded"
+    with ThreadPoolExecutor(min(COMPILERS, cores())) as pool:
+        loaded = sum(list(pool.map(lambda kernel: load(*kernel), wanted)))
+    left = sum(count for *_, count in wanted) - loaded
+    later = f"; {left} are compiled when first launched, since {seconds:.0f} s were over" if left else ""
+    return f"{loaded} in {len({file for file, *_ in wanted})} files compiled and loaded{later}"

@@ -1,4 +1,4 @@
-"""Small networks that together use every op, on odd sizes, in two and three dimensions."""
+"""Small networks that together use every op, on odd sizes, in two and three dimensions; a short training run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,30 @@ from typing import Any
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy
+
+BATCH, PROCS, SEED = 5, 6, 1
+RANKS = (2, 4)
+"""Numbers of real ranks that are tried."""
+
+RUN: dict[str, Any] = {
+    "model": {
+        "input": [9, 8, 3],
+        "layers": [
+            {"op": "conv", "filters": 8, "kernel": 3, "pad": 1},
+            {"op": "norm"},
+            {"op": "relu"},
+            {"op": "max_pool", "kernel": 2},
+            {"op": "conv", "filters": 6, "kernel": 3, "pad": 1},
+            {"op": "relu"},
+            {"op": "flatten"},
+            {"op": "linear", "features": 5},
+        ],
+    },
+    "data": {"train": "synthetic", "samples": 32},
+    "train": {"batch": 8, "epochs": 3, "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+    "parallel": {"strategy": "spatial"},
+}
+"""A run file of a short training."""
 
 
 def networks() -> dict[str, Graph]:
@@ -68,6 +92,7 @@ def _weighed_voxels() -> Graph:
     loss = LOSSES["dice_cross_entropy"]
     options: dict[str, Any] = {"class_weights": (0.5, 2.0, 1.0), "ignore_index": 2, "gamma": 1.5, "per_sample": True}
     x = g.prelu(g.conv(g.input, 4, 3, pad=1, pad_mode="reflect"), per_channel=True)
+    x = g.crop(g.pad(x, [[1, 0], 1, 2]), [[1, 0], 1, [0, 4]])  # zeros around it, a rim of which stays
     x = g.upsample(g.avg_pool(x, (1, 2, 1)), (1, 2, 1), "linear")
     return g.build(g.conv(x, 3, 3, pad=1, pad_mode="replicate")).with_loss(loss(**options))
 

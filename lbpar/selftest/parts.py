@@ -1,6 +1,8 @@
 """Parts of a self-test, each in a process of its own: one that fails, crashes or hangs ends neither the others nor the device's context.
 
-``python -m lbpar.selftest.parts SPEC FILE`` is such a process: it calls what SPEC (JSON) names, and writes what that returns to FILE.
+``python -m lbpar.selftest.parts SPEC FILE`` is such a process: it calls what SPEC (JSON) names, and writes what that returns to FILE. It ends
+with all that it has started when its standard input ends: whoever started it is gone, however that came about, and nothing must be left on
+the device.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -76,20 +79,28 @@ def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row],
     say : callable
         Called with each row when it is there.
     """
-    deadline, rows = time.monotonic() + budget, list[Row]()
+    deadline, rows, one_at_a_time = time.monotonic() + budget, list[Row](), threading.Lock()
+    running: set[subprocess.Popen[bytes]] = set()
 
     def one(part: Part) -> Row:
-        row = _run(part, deadline)
-        say(row)
+        row = _run(part, deadline, running)
+        with one_at_a_time:
+            say(row)
         return row
 
     for alone, group in groupby(parts, key=lambda p: p.alone):
         with ThreadPoolExecutor(1 if alone else workers) as pool:
-            rows += pool.map(one, group)
+            try:
+                rows += pool.map(one, group)
+            except BaseException:  # somebody wants an end of it: leave nothing behind on the device
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in tuple(running):
+                    _end(child)
+                raise
     return rows
 
 
-def _run(part: Part, deadline: float) -> Row:
+def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]]) -> Row:
     row: Row = {"part": part.name, "found": "", "seconds": 0.0, "failed": False}
     left = deadline - time.monotonic()
     if left < part.seconds:
@@ -103,19 +114,25 @@ def _run(part: Part, deadline: float) -> Row:
         with log.open("wb") as said:
             child = subprocess.Popen(
                 [*PYTHON, "lbpar.selftest.parts", json.dumps(asdict(part)), str(out)],
+                stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
             )
+            running.add(child)
+            patience = max(LEAST, PATIENCE * part.seconds)
             try:
-                child.wait(min(left, max(LEAST, PATIENCE * part.seconds)))
+                child.wait(min(left, patience))
             except subprocess.TimeoutExpired:
-                row |= {"failed": True, "found": f"no end after {time.monotonic() - started:.0f} s"}
+                after = f"no end after {time.monotonic() - started:.0f} s"
+                late = {"left out": True, "found": f"left out: {after}, when no time was left"}
+                row |= late if left < patience else {"failed": True, "found": after}
+            running.discard(child)
             _end(child)
         if out.exists():
             found = json.loads(out.read_text(encoding="utf-8"))
             row |= {"failed": False, **(found if isinstance(found, dict) else {"found": found})}
-        elif not row["failed"]:
+        elif not row["found"]:
             how = f"signal {-child.returncode}" if child.returncode < 0 else f"status {child.returncode}"
             row |= {"failed": True, "found": f"ended with {how}"}
         if row["failed"]:
@@ -128,10 +145,20 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _end_with_parent() -> None:
+    """End this process and those that it has started when nobody holds the other end of its standard input any more."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 def main(argv: list[str]) -> int:
     """Run one part."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     spec, out = json.loads(argv[0]), Path(argv[1])
     module, _, function = spec["call"].partition(":")
     try:

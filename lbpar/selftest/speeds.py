@@ -4,6 +4,7 @@ PyTorch's."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,9 @@ WARM, SECONDS, MOST = 3, 2.0, 50
 """Steps of a network before it is timed, seconds to time, and most steps in them."""
 
 SIZES: dict[str, tuple[int, ...]] = {"resnet50": (224, 224, 3), "unet3d": (128, 128, 128, 1)}
+NETWORKS = (("resnet50", 256), ("resnet50", 64), ("unet3d", 2))
+"""Those whose steps are timed, and samples of a step."""
+
 TINY: dict[str, tuple[int, ...]] = {"resnet50": (32, 32, 3), "unet3d": (8, 8, 8, 1)}
 
 
@@ -49,19 +53,25 @@ def ceilings(ways: Mapping[str, Mapping[str, Any]], tiny: bool = False) -> dict[
     }
 
 
+def _noise(engine: Engine, *shape: int) -> Any:
+    """Random numbers, which repeat: products of zeros take less power, and so less time."""
+    values = np.random.default_rng(0).standard_normal(min(prod(shape), 1 << 20), np.float32)
+    return engine.copy(engine.from_host(np.resize(values, shape)), engine.activations)
+
+
 def _copy(engine: Engine, elements: int) -> float:
-    a = engine.zeros((elements,))
+    a = _noise(engine, elements)
     return 2 * a.nbytes / _timed(engine, lambda: engine.relu_forward(a)) / 1e9
 
 
 def _product(engine: Engine, n: int) -> float:
-    a, b = (engine.zeros((n, n), engine.activations) for _ in range(2))
+    a, b = (_noise(engine, n, n) for _ in range(2))
     return 2 * n**3 / _timed(engine, lambda: engine.linear_forward(a, b, None)) / 1e12
 
 
 def _convolution(engine: Engine, images: int, side: int, channels: int) -> dict[str, float]:
-    x = engine.zeros((images, side, side, channels), engine.activations)
-    w, window = engine.zeros((channels, 3, 3, channels), engine.activations), (LocalWindow(3, pad=1),) * 2
+    x = _noise(engine, images, side, side, channels)
+    w, window = _noise(engine, channels, 3, 3, channels), (LocalWindow(3, pad=1),) * 2
     passes: dict[str, Callable[[], Any]] = {
         "forward": lambda: engine.conv_forward(x, w, None, window, 1, (side, side)),
         "data": lambda: engine.conv_backward_data(x, w, window, 1, (side, side)),
@@ -82,7 +92,8 @@ def _timed(engine: Engine, run: Callable[[], Any]) -> float:
     return float(np.min(seconds))
 
 
-def _graph(network: str, tiny: bool) -> Graph:
+def speed_graph(network: str, tiny: bool = False) -> Graph:
+    """A network whose steps are timed."""
     options: dict[str, Any] = {"width": 0.0625} if tiny else {}
     shape = (TINY if tiny else SIZES)[network]
     return build_model(network, input=list(shape), **options).with_loss(CrossEntropy())
@@ -93,7 +104,7 @@ def floors(engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     used = get_engine("cupy", **engine)
     copied, product = copy_speed(used, 3), 1e12 * _product(used, 16 if tiny else 8192)
     kind, halves = engine["dtype"], used.activations.itemsize == 2
-    program = lower(_graph("resnet50", tiny), Plan(Grid()), 2 if tiny else 64)
+    program = lower(speed_graph("resnet50", tiny), Plan(Grid()), 2 if tiny else 64)
     spent: dict[str, list[float]] = {}
     for sample in run_samples(used, [program], 1 if tiny else TRIES):
         least = float(touched(sample.kernel, sample.local, kind, halves)) / copied
@@ -132,7 +143,7 @@ class _Resident(Executor):
 def network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     """Samples per second, step time and memory of training steps with SGD with momentum."""
     used: Any = get_engine("cupy", **engine)
-    graph, batch = _graph(network, tiny), min(batch, 2) if tiny else batch
+    graph, batch = speed_graph(network, tiny), min(batch, 2) if tiny else batch
     program = lower(graph, Plan(Grid()), batch)
     state = initial_state(graph.params(), dict(program.params), 0, 1, used.dtype)
     executor = _Resident(program, used, SingleTransport(), {n: used.from_host(a) for n, a in state.items()})
@@ -150,7 +161,7 @@ def network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool = Fa
     def step() -> None:
         executor.run(feeds)
 
-    return _speed(batch, step, used.synchronize, lambda: used.pool.total_bytes())
+    return _speed(batch, step, used.synchronize, used.held_bytes)
 
 
 def torch_network(network: str, batch: int, way: str, compiled: bool = False, tiny: bool = False) -> dict[str, Any]:
@@ -162,7 +173,7 @@ def torch_network(network: str, batch: int, way: str, compiled: bool = False, ti
     if not torch.cuda.is_available() and not tiny:
         return {"found": f"left out: PyTorch {torch.__version__} finds no GPU", "left out": True}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    graph, batch = _graph(network, tiny), min(batch, 2) if tiny else batch
+    graph, batch = speed_graph(network, tiny), min(batch, 2) if tiny else batch
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "TF32"
     output = graph.shapes(batch)[graph.output]
@@ -174,7 +185,7 @@ def torch_network(network: str, batch: int, way: str, compiled: bool = False, ti
     target = torch.zeros(output[:-1], dtype=torch.int64, device=device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     if compiled:
-        model = torch.compile(model)
+        model = torch.compile(model, backend="aot_eager" if tiny else "inductor")  # traced only: C++ takes minutes
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -21,6 +21,12 @@ from lbpar.solver.reduce import restrict, settle
 
 # Cells worked on at a time: 16 MiB of float64 stays near the last-level cache and bounds the memory of any table.
 CHUNK_CELLS = 1 << 21
+# Cells of one elimination in `project`.
+MOST_CELLS = 1 << 25
+
+
+class TooLarge(Exception):
+    """An elimination has more than `MOST_CELLS` cells."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +70,38 @@ def solve(problem: Problem, sequence: Sequence[int], cache: Cache) -> Found:
     total = problem.total(choice)
     width = max((len(left.least.scope) for _, left in done), default=0)
     return Found(choice, total, total, width, sum(left.cells for _, left in done))
+
+
+def project(problem: Problem, kept: Sequence[int], cache: Cache) -> Floats:
+    """The least cost for every choice of the variables ``kept``, one dimension for each; raises `TooLarge` where a table would not fit."""
+    unary = list(problem.unary)
+    touching: list[dict[Factor, None]] = [dict.fromkeys(factors) for factors in problem.touching]
+    total = np.zeros(tuple(unary[v].size for v in kept))
+    for v in plan_order(problem).sequence:
+        if v in kept:
+            continue
+        near = {u for f in touching[v] for u in f.scope} | {v}
+        if prod(max([1, *(f.map(u).count for f in touching[v] if u in f.scope)]) for u in near) > MOST_CELLS:
+            raise TooLarge
+        left = eliminate(v, unary[v], list(touching[v]), cache).least
+        for f in touching[v]:
+            for u in f.scope:
+                if u != v:
+                    del touching[u][f]
+        if not left.scope:
+            total = total + left.table
+        elif len(left.scope) == 1:
+            unary[left.scope[0]] = cache.add(unary[left.scope[0]], left.table, left.maps[0])
+        else:
+            for u in left.scope:
+                touching[u][left] = None
+    for i, v in enumerate(kept):
+        total = total + unary[v].reshape((1,) * i + (-1,) + (1,) * (len(kept) - i - 1))
+    for f in dict.fromkeys(f for v in kept for f in touching[v]):
+        full = f.table[np.ix_(*(m.index for m in f.maps))]
+        order = [f.scope.index(v) for v in kept if v in f.scope]
+        total = total + np.expand_dims(full.transpose(order), tuple(i for i, v in enumerate(kept) if v not in f.scope))
+    return total
 
 
 def solve_within(problem: Problem, kept: Sequence[Ints], fits: Callable[[Order], bool]) -> Found | None:

@@ -83,6 +83,7 @@ def minimise(
     limit: float | None = None,
     states_limit: int = 1_000_000_000,
     gap: float = 0.0,
+    cache: Cache | None = None,
 ) -> Solution:
     """Choose one configuration per node so that node plus edge costs are least.
 
@@ -96,6 +97,7 @@ def minimise(
     states_limit : table cells that the exact elimination may need; beyond, the search is bounded, not exact, and spends about
         as many.
     gap : with a memory limit, stop once the answer is proven within this relative gap; 0 asks for the optimum.
+    cache : what searches of parts of one network share, so that blocks which occur in several are worked on once.
 
     Returns
     -------
@@ -109,7 +111,7 @@ def minimise(
         A shape does not fit, a cost is NaN, an edge names an unknown node, every choice is forbidden, or nothing
         fits in ``limit`` (the message gives the smallest footprint).
     """
-    names, problem, cache = compile_problem(node_costs, edges)
+    names, problem, cache = compile_problem(node_costs, edges, cache)
     held = None if memory is None else [_held(n, u, memory) for n, u in zip(names, problem.unary, strict=True)]
     if limit is None:
         found = run(problem, cache, states_limit)
@@ -142,10 +144,12 @@ def _held(name: Hashable, unary: Floats, memory: Mapping[Any, ArrayLike]) -> Flo
 
 
 def compile_problem(
-    node_costs: Mapping[Name, ArrayLike], edges: Mapping[tuple[Name, Name], ArrayLike | EdgeTable]
+    node_costs: Mapping[Name, ArrayLike],
+    edges: Mapping[tuple[Name, Name], ArrayLike | EdgeTable],
+    cache: Cache | None = None,
 ) -> tuple[list[Name], Problem, Cache]:
     """Check the input and turn it into numbered variables and compressed factors."""
-    cache = Cache()
+    cache = cache or Cache()
     names = list(node_costs)
     number = {n: i for i, n in enumerate(names)}
     unary: list[Floats] = []

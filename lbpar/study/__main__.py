@@ -12,6 +12,7 @@ from lbpar.errors import LbparError
 from lbpar.streams import standard_streams
 from lbpar.study.measure import add_steps
 from lbpar.study.points import GROW, STRONG, WEAK
+from lbpar.study.stages import add_options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     both = commands.add_parser("compare", help="the times of two studies side by side")
     both.add_argument("first", type=path_option, metavar="A")
     both.add_argument("second", type=path_option, metavar="B")
+    text = "where stages beat the best plan without, modelled on several machines"
+    add_options(commands.add_parser("stages", help=text, description=f"Study: {text}."))
     papers = commands.add_parser("papers", help="redraw the papers' figures and tables beside ours")
     papers.add_argument(
         "--out", type=path_option, required=True, metavar="DIR", help="where papers.json, index.html and figures go"
@@ -68,6 +71,10 @@ def main(argv: list[str] | None = None) -> int:
         match args.command:
             case "papers":
                 return run_papers(Path(args.out))
+            case "stages":
+                from lbpar.study.stages import run
+
+                return run(args, lambda text: print(text, flush=True))
             case "compare":
                 return run_compare(Path(args.first), Path(args.second))
             case "report":
@@ -93,7 +100,10 @@ def run_compare(first: Path, second: Path) -> int:
     from lbpar.study.scaling import compare
     from lbpar.tables import print_table
 
-    print_table(compare(first, second))
+    rows = compare(first, second)
+    print_table(rows, ["plan", "processes", str(first), str(second), "second / first"])
+    if any("~" in cell for row in rows for cell in row[2:4]):
+        print("~ predicted, not measured")
     return 0
 
 

@@ -94,7 +94,7 @@ def speedup(figure: Any, rows: Sequence[Row]) -> bool:
     axis.set_yticks(counts, list(map(str, counts)))
     axis.minorticks_off()
     axis.set_ylabel("times one process")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper left")
     return True
 
 
@@ -108,7 +108,7 @@ def efficiency(figure: Any, rows: Sequence[Row]) -> bool:
     axis.axhline(1.0, linestyle=":", color="#555555")
     axis.set_ylim(0, None)
     axis.set_ylabel("efficiency")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="lower left")
     return True
 
 
@@ -122,7 +122,7 @@ def time(figure: Any, rows: Sequence[Row]) -> bool:
         axis.vlines(procs, [min(s) for s in spread], [max(s) for s in spread], color=colour, alpha=0.5, linewidth=4)
     axis.set_yscale("log")
     axis.set_ylabel("seconds")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper right")
     return True
 
 
@@ -153,7 +153,7 @@ def breakdown(figure: Any, rows: Sequence[Row]) -> bool:
     labels = [f"{Path(r['plan']).stem}\n{r['procs']}{'*' if r['oversubscribed'] else ''}" for r in shown]
     axis.set_xticks(range(len(shown)), labels, fontsize=7, rotation=45 if len(shown) > 10 else 0)
     axis.set_ylabel("ms a step" + (" (left measured, right predicted)" if both else " (predicted)"))
-    axis.legend(fontsize=7, ncols=2)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # where it hides no bar
     return True
 
 
@@ -174,5 +174,5 @@ def ranks(figure: Any, rows: Sequence[Row]) -> bool:
         axis.set_title(words, fontsize=8)
         axis.set_ylim(0, None)
     if drawn:
-        axes[0].legend(fontsize=6)
+        axes[0].legend(fontsize=6, loc="lower left")
     return drawn

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from lbpar.json_text import dumps, write_text
 from lbpar.study.points import Point
 
 FOUND, FAILED, LOG = "point.json", "failed.json", "log.txt"
+#: In a study's folder: number of its job array, while that is under way.
+JOB = "study.job"
+#: Seconds between two questions whether it is.
+NAP = 5.0
 #: Lines of a failed point's log that are kept as its message.
 TAIL = 12
 
@@ -86,10 +91,32 @@ def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -
     machine that is in doubt are marked so.
     """
     (folder / FAILED).unlink(missing_ok=True)
-    machine, message = folder.parent / f"machine-p{procs}.yaml", None
-    if load_run_file(folder / "run.yaml", allow_code=True).machine == AUTO:
+    machine, run, message = folder.parent / f"machine-p{procs}.yaml", folder / "run.yaml", None
+    config = load_run_file(run, allow_code=True)
+    if config.machine == AUTO:
         if not machine.is_file():
-            args = ("--quick", "--force", "--name", machine.stem, "--out", str(machine))
+            engine = config.engine  # what the point will compute with
+            args = [
+                "--engine",
+                engine.name,
+                "--dtype",
+                engine.dtype,
+                "--threads",
+                str(engine.threads),
+                "--transport",
+                engine.transport,
+            ]
+            args += [
+                "--quick",
+                "--force",
+                "--name",
+                machine.stem,
+                "--out",
+                str(machine),
+                "--config",
+                str(run),
+                "--allow-code",
+            ]
             message = run_logged(command_of(launcher, procs, "lbpar.calibrate", *args), folder)
         options = [*options, "--machine", str(machine)]
     if message is None:
@@ -127,6 +154,8 @@ def submit(
 ) -> None:
     """Measure all points as one Slurm job array, and wait for its end. Every task gets the ranks of the largest point.
 
+    Where an array that was submitted before is still under way, because whoever waited for it was ended, it is waited for first.
+
     Raises
     ------
     ConfigError
@@ -136,6 +165,11 @@ def submit(
         raise ConfigError(
             "--slurm: there is no sbatch on this machine; run the study on a login node, or without --slurm."
         )
+    if (out / JOB).is_file():
+        _wait(out, say)
+        points = [p for p in points if outcome(out / p.folder) is None]
+        if not points:
+            return
     names = " ".join(shlex.quote(p.folder) for p in points)
     counts = " ".join(str(p.procs) for p in points)
     words = shlex.join([sys.executable, "-m", "lbpar.study", "point"])
@@ -159,11 +193,28 @@ def submit(
     )
     say(f"{len(points)} points as one job array: {script}")
     done = subprocess.run(
-        ["sbatch", "--wait", *shlex.split(slurm), str(script)],
+        ["sbatch", "--parsable", *shlex.split(slurm), str(script)],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    if done.returncode and not any(outcome(out / p.folder) for p in points):
+    if done.returncode:
         raise ConfigError(f"--slurm: sbatch {slurm}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
+    write_text(out / JOB, done.stdout.strip().partition(";")[0] + "\n")  # a cluster's name may follow
+    _wait(out, say)
+    for i, point in enumerate(points):
+        if outcome(out / point.folder) is None:
+            say(f"{point.folder}: no result; {out / f'slurm-{i}.log'} may say why. The same command runs it again.")
+
+
+def _wait(out: Path, say: Callable[[str], None]) -> None:
+    """Until the job array of a study has left Slurm's queue."""
+    job = (out / JOB).read_text(encoding="utf-8").strip()
+    say(f"waiting for job {job}; if this is ended, the job goes on, and the same command waits for it again")
+    while True:
+        done = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True, check=False)
+        if not done.stdout.strip() and (done.returncode == 0 or "Invalid job id" in done.stderr):
+            break  # a controller that does not answer says something else
+        time.sleep(NAP)
+    (out / JOB).unlink(missing_ok=True)

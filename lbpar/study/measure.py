@@ -23,8 +23,8 @@ from lbpar.config.run_file import RunConfig, load_run_file
 from lbpar.cost.machine import Machine
 from lbpar.errors import DataError
 from lbpar.json_text import dumps, write_text
-from lbpar.plan.choose import Settings
 from lbpar.plan.explain import step_numbers
+from lbpar.plan.priced import Settings
 from lbpar.plan.resolve import optimizer_name
 from lbpar.runtime.worker import StepResult
 from lbpar.threads import node_cores
@@ -95,6 +95,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
     LbparError
         The point cannot be trained.
     """
+    before = peak_memory()  # Python and what it has imported, which a prediction knows nothing of
     graph, plan, transport = join(config)
     machine = machine_of(config.machine, config.engine, transport)
     trainer = Trainer.alike(config, graph, plan, transport)
@@ -120,7 +121,8 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             "input": clock.input,
             "counted": len(clock.steps),
             "bytes": clock.bytes / len(clock.steps),
-            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "before": before,
+            "peak": peak_memory(),
             "host": platform.node(),
             "cores": node_cores(),
         }
@@ -132,15 +134,17 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             config.engine.dtype,
             optimizer_name(config.train.optimizer),
             config.data.prefetch,
+            **config.engine.planned,
         )
         found = None
         if everyone is not None:
             predicted = settings.priced("measured", plan)
+            memory = predicted.memory.peak + max(rank["before"] for rank in everyone)
             found = {
                 **summary(everyone, steps, trainer.engine.threads or 1),
                 "engine": f"{trainer.engine.name} {config.engine.dtype}",
                 "grid": str(plan.grid),
-                "predicted": step_numbers(predicted, config.train.batch) | {"memory": predicted.memory.peak},
+                "predicted": step_numbers(predicted, config.train.batch) | {"memory": memory},
                 "machine": machine.name,
                 "doubts": doubts_of(machine),
                 "lbpar": __version__,
@@ -148,6 +152,11 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             }
     transport.close()
     return found
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def summary(ranks: Sequence[dict[str, Any]], steps: int, threads: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lbpar.errors import ConfigError
+from lbpar.config.output import make_directory
 from lbpar.papers.figures import draw_all
 from lbpar.papers.rows import SECTIONS, Row
 from lbpar.study.page import page, table
@@ -30,12 +30,7 @@ def write_papers(out: Path) -> dict[str, Any]:
     Unsupported
         matplotlib is not installed.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"study papers: cannot make the directory {out}: {error.strerror}; give another --out"
-        ) from error
+    make_directory(out, "study papers")
     figures = draw_all(out)
     sections = {title: list(rows()) for title, rows in SECTIONS.items()}
     every = [row for rows in sections.values() for row in rows]

@@ -117,7 +117,7 @@ def make_points(config: RunConfig, kind: str, procs: Sequence[int], plans: Seque
 def _grown(config: RunConfig, dimension: str, times: int) -> tuple[int, ...]:
     model = config.model
     shape = model.input if isinstance(model, NamedModel | InlineModel) else None
-    if shape is None or config.data.train != "synthetic":
+    if shape is None or isinstance(shape, dict) or config.data.train != "synthetic":
         raise ConfigError(
             f"--grow {dimension}: the samples' shape grows with the processes, so the run file must say model.input and "
             "take data.train: synthetic. With samples of a file use --grow batch."

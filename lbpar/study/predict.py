@@ -7,9 +7,9 @@ from typing import Any
 from lbpar.config.run_file import RunConfig
 from lbpar.cost.machine import Machine
 from lbpar.errors import PlanError
-from lbpar.plan.choose import Settings, choose_plan
 from lbpar.plan.explain import step_numbers
-from lbpar.plan.resolve import chosen_plan, optimizer_name, resolve_plan
+from lbpar.plan.priced import Settings
+from lbpar.plan.resolve import chosen_plan, optimizer_name
 from lbpar.train.setup import build_graph
 
 
@@ -29,21 +29,10 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
         As `lbpar.study.measure.measure` gives it, without measured figures; ``error`` where no plan fits.
     """
     graph, batch, parallel = build_graph(config), config.train.batch, config.parallel
-    optimizer = optimizer_name(config.train.optimizer)
+    known = {"optimizer": optimizer_name(config.train.optimizer), **config.engine.planned}
+    settings = Settings(graph, batch, machine, config.engine.dtype, prefetch=config.data.prefetch, **known)
     try:
-        if parallel.strategy == "auto" and parallel.stages == 1 and parallel.micro_batches is None:
-            best = choose_plan(
-                graph, batch, procs, machine, memory_limit=parallel.memory, dtype=config.engine.dtype, optimizer=optimizer,
-                prefetch=config.data.prefetch, layers=parallel.layers, **config.engine.planned,
-            ).priced  # fmt: skip
-        else:
-            if parallel.strategy == "auto":
-                plan = chosen_plan(config, graph, batch, procs, machine)
-            else:
-                plan = resolve_plan(parallel, graph, batch, procs)
-            options = config.engine.planned
-            settings = Settings(graph, batch, machine, config.engine.dtype, optimizer, config.data.prefetch, **options)
-            best = settings.priced(parallel.strategy, plan)
+        best = settings.priced(parallel.strategy, chosen_plan(config, graph, batch, procs, machine))
     except PlanError as error:
         return {"error": str(error)}
     ways = max((best.plan.grid.ways(best.plan[n.name].get("N", ())) for n in graph.ops), default=1)

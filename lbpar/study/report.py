@@ -20,9 +20,9 @@ from lbpar.cost.price import item_of, owner
 from lbpar.errors import ConfigError, Unsupported
 from lbpar.json_text import write_text
 from lbpar.papers.chen import least_elements
-from lbpar.plan.choose import PricedPlan, Settings
 from lbpar.plan.explain import layer_rows, step_numbers
 from lbpar.plan.picture import picture
+from lbpar.plan.priced import PricedPlan, Settings
 from lbpar.plan.resolve import optimizer_name, resolve_plan
 from lbpar.program.steps import Compute
 from lbpar.study import run_figures as draw
@@ -152,7 +152,7 @@ def _parts(
         )
     yield f"<p>Imbalance: the slowest rank computes {100 * imbalance(each):.1f} % longer than the mean of {facts['procs']}.</p>"
     if traced["traceEvents"]:
-        yield from _one_step(traced, rows if known else [])
+        yield from _one_step(traced, rows if known else [], priced.plan.places)
     yield from _least(priced, settings, traced["otherData"].get("bytes", ()))
     yield "<h2>Environment</h2>"
     yield table(("", ""), _environment(facts))
@@ -177,10 +177,13 @@ def _environment(facts: Facts) -> Iterator[tuple[str, str]]:
     yield from facts["versions"].items()
 
 
-def _one_step(traced: Facts, rows: Sequence[Facts]) -> Iterator[str]:
+def _one_step(traced: Facts, rows: Sequence[Facts], places: Sequence[int]) -> Iterator[str]:
     """What is known of the traced step: its timeline, bytes, and each layer's computation."""
     events, facts = traced["traceEvents"], traced["otherData"]
     yield from figures(_drawn(f"Timeline of step {facts['step']}", draw.timeline, events, size=(11.0, 5.0)))
+    if len(places) > 1:
+        title = f"Stages and micro-batches of step {facts['step']}"
+        yield from figures(_drawn(title, draw.stages, events, places, size=(11.0, 1.2 + 0.4 * len(places))))
     counted, differs = bytes_rows(facts["bytes"])
     yield f"<h2>Bytes sent in step {facts['step']}</h2>"
     yield table(("kind", "counted, all ranks", "the model's", "ranks that differ"), counted, differs)

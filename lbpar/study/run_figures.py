@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lbpar.cost.simulate import Span, merged
+from lbpar.plan.pipeline_picture import draw_pipeline
 from lbpar.study.figures import PARTS
 
 #: Colours of what a rank does in a step, besides `PARTS`.
@@ -24,7 +26,8 @@ def curves(figure: Any, records: Sequence[Mapping[str, Any]]) -> bool:
         axis.set_xlabel("epoch")
         axis.set_ylabel(kind)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+        if axis.lines:
+            axis.legend(fontsize=7)
     return bool(kinds)
 
 
@@ -41,7 +44,8 @@ def parts(figure: Any, measured: Mapping[str, float], predicted: Mapping[str, fl
     axis.set_yticks([0, -1], ["measured", "predicted"])
     axis.set_ylim(-1.6, 0.6)
     axis.set_xlabel("ms a step")
-    axis.legend(fontsize=7, ncols=4, loc="lower right")
+    if measured or predicted:
+        axis.legend(fontsize=7, ncols=4, loc="lower right")
     return bool(measured)
 
 
@@ -59,8 +63,26 @@ def layers(figure: Any, measured: Mapping[str, float], predicted: Mapping[str, f
     step = 1 + len(names) // 100
     axis.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=6)
     axis.set_ylabel("computation [ms a step]")
-    axis.legend(fontsize=7)
+    if names:
+        axis.legend(fontsize=7)
     return bool(measured)
+
+
+def stages(figure: Any, events: Sequence[Mapping[str, Any]], places: Sequence[int]) -> bool:
+    """Which rank worked on which micro-batch; ``places``: the ranks to show, one of each stage."""
+    kernels = [e for e in events if e["ph"] == "X" and e["tid"] == 0 and e["pid"] in places]
+    began = min((e["ts"] for e in kernels), default=0.0)
+    pieces = []
+    for e in kernels:
+        micro = e.get("args", {}).get("micro", -1)
+        kind = "U" if micro < 0 else "F" if e["cat"] == "forward" else "B"
+        if micro >= 0 or e["cat"] == "update":
+            times = ((t - began) / 1e6 for t in (e["ts"], e["ts"] + e["dur"]))
+            pieces.append(Span(list(places).index(e["pid"]), kind, micro, *times))
+    if not any(p.micro >= 0 for p in pieces):
+        return False
+    draw_pipeline(figure.subplots(), merged(pieces), [f"rank {r}" for r in places])
+    return True
 
 
 def timeline(figure: Any, events: Sequence[Mapping[str, Any]]) -> bool:

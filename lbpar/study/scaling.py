@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import html
 import json
 import os
@@ -22,7 +23,7 @@ from lbpar.json_text import dumps, write_text
 from lbpar.provenance import provenance
 from lbpar.runtime.room import node_memory
 from lbpar.study.figures import draw_all
-from lbpar.study.launch import default_launcher, outcome, prepare, run_all, run_point, submit
+from lbpar.study.launch import JOB, default_launcher, outcome, prepare, run_all, run_point, submit
 from lbpar.study.measure import step_options
 from lbpar.study.page import figures, page, table
 from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_procs
@@ -100,7 +101,8 @@ def _predict(points: Sequence[Point], runs: Sequence[RunConfig], machine: Machin
     found: list[dict[str, Any]] = []
     _asked[:] = [(config, point.procs, machine) for point, config in zip(points, runs, strict=True)]
     workers = max(1, min(cores(), len(points), node_memory() // PLANNER))
-    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
+    quick = gc.disable  # as `lbpar plan`: planning leaves no cycles behind
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=quick) as pool:
         for point, made in zip(points, pool.map(_predicted, range(len(points))), strict=True):
             found.append(made)
             step = made.get("predicted", {}).get("seconds")
@@ -124,7 +126,12 @@ def _measure(
     left = [p for p, f in zip(points, before, strict=True) if f is None or ("error" in f and args.retry)]
     if len(left) < len(points):
         say(f"{len(points) - len(left)} of {len(points)} points are there already")
-    launcher = args.launcher or default_launcher()
+    launcher, job = args.launcher or default_launcher(), out / JOB
+    if left and args.slurm is None and job.is_file():
+        raise ConfigError(
+            f"--out: job array {job.read_text(encoding='utf-8').strip()} of this study may still be under way; give --slurm again, which "
+            f"waits for it, or delete {job} if it is certainly gone."
+        )
     if left and args.slurm is not None:
         submit(out, left, launcher, step_options(args), args.slurm, say)
     else:
@@ -209,8 +216,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def compare(first: Path, second: Path) -> list[dict[str, Any]]:
-    """Points that two studies share, and the times of both.
+def compare(first: Path, second: Path) -> list[tuple[str, int, str, str, str]]:
+    """Points that two studies share: plan, processes, the time of a step in both (``~`` where it is predicted), second over first.
 
     Raises
     ------
@@ -223,9 +230,12 @@ def compare(first: Path, second: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"study compare: {first} and {second} have no point (plan and processes) in common.")
     rows = []
     for plan, procs in shared:
-        times = [s[plan, procs]["seconds"] or s[plan, procs]["predicted_seconds"] for s in (a, b)]
-        ratio = times[1] / times[0] if all(times) else None
-        rows.append({"plan": plan, "processes": procs, str(first): times[0], str(second): times[1], "ratio": ratio})
+        pair = [s[plan, procs] for s in (a, b)]
+        times = [r["seconds"] or r["predicted_seconds"] for r in pair]
+        one, two = (
+            f"{'' if r['seconds'] else '~'}{human_seconds(t)}" if t else "" for r, t in zip(pair, times, strict=True)
+        )
+        rows.append((plan, procs, one, two, f"{times[1] / times[0]:.2f}" if all(times) else ""))
     return rows
 
 

@@ -61,7 +61,9 @@ def slices_figure(found: Sequence[Slice]) -> Any:
             (one.prediction, shown, "prediction"),
         )
         for axis, (plane, how, name) in zip(row, (*planes, (difference, last, title)), strict=True):
-            axis.imshow(plane, interpolation="nearest", **how)
+            upright = plane if one.voxel is None else np.rot90(plane)  # a head looks to the right
+            aspect = one.voxel[1] / one.voxel[0] if one.voxel else 1.0
+            axis.imshow(upright, interpolation="nearest", aspect=aspect, **how)
             axis.set_title(name, fontsize=9)
             axis.set_axis_off()
     return figure

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbpar.data.dataset import Dataset
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.subset import Subset
 from lbpar.errors import ConfigError
 from lbpar.layout.runs import Box, whole
@@ -33,6 +34,8 @@ class Slice:
         Labels, or the first channel of real numbers.
     classes : int or None
         Number of labels.
+    voxel : tuple of float, optional
+        Height and width of a voxel in mm, where the file says how its volumes lie: H is then the way forward, and W the way up.
     """
 
     sample: int
@@ -41,6 +44,7 @@ class Slice:
     truth: Array
     prediction: Array
     classes: int | None
+    voxel: tuple[float, float] | None = None
 
 
 def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[Slice] | None:
@@ -59,7 +63,10 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
     with together(transport):
         if evaluator.test is None:
             raise ConfigError("data.test: not given; pictures are of test samples.")
-        data = Subset(evaluator.test, range(min(3, len(evaluator.test))) if samples is None else samples)
+        shown = range(min(3, len(evaluator.test))) if samples is None else samples
+        given = evaluator.test.map(lambda _, one: Subset(one, shown))
+        data = given.part(evaluator.graph.compared[evaluator.graph.output][0])
+        assert isinstance(data, Subset)
         space, out = data.sample_shape[:-1], evaluator.output_shape(data.sample_shape)
         labels = data.classes is not None
         if len(space) < 2 or out[:-1] != space or data.target_shape != (space if labels else out):
@@ -67,9 +74,9 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
                 f"pictures: got samples of shape {data.sample_shape} with targets of shape {data.target_shape}, expected a target per "
                 "pixel or voxel."
             )
-        found = [_begun(data, i, out) for i in range(len(data))] if transport.rank == 0 else []
-    for where, part in evaluator.parts(data):
-        if part is not None:
+        found = [_begun(data, i, out[-1]) for i in range(len(data))] if transport.rank == 0 else []
+    for name, where, part in evaluator.parts(given):
+        if part is not None and name == evaluator.graph.output:
             for row, own in enumerate(part, where[0].start):
                 _put(found[row], where[1:], own)
     for one in found:
@@ -77,15 +84,26 @@ def slices(evaluator: Evaluator, samples: Sequence[int] | None = None) -> list[S
     return found if transport.rank == 0 else None
 
 
-def _begun(data: Subset, i: int, out: tuple[int, ...]) -> Slice:
+def _begun(data: Subset, i: int, channels: int) -> Slice:
     """All of a slice but what is predicted, which has room for all channels."""
-    depth = _fullest(data, i) if len(data.sample_shape) == 4 else None
-    at, labels = np.array([i]), data.classes is not None
-    image = data.read(at, (*_plane(data.sample_shape[:-1], depth), ((0, 1),)))
-    box = _plane(data.target_shape, depth) if labels else (*_plane(data.target_shape[:-1], depth), ((0, 1),))
-    flat, truth = out[-3:-1], data.read_targets(at, box)
+    space = data.extents(i)
+    depth = _fullest(data, i) if len(space) == 3 else None
+    at, box, first = np.array([i]), _plane(space, depth), ((0, 1),)
+    image = data.read(at, (*box, first))
+    flat, truth = space[-2:], data.read_targets(at, box if data.classes is not None else (*box, first))
     number = int(data.numbers[i])
-    return Slice(number, depth, image.reshape(flat), truth.reshape(flat), np.zeros(out[-3:]), data.classes and out[-1])
+    predicted = np.zeros((*flat, channels))
+    shown, voxel = (image.reshape(flat), truth.reshape(flat)), _voxel(data, i)
+    return Slice(number, depth, *shown, predicted, data.classes and channels, voxel)
+
+
+def _voxel(data: Subset, i: int) -> tuple[float, float] | None:
+    _, file, there = next(data.alike(range(i, i + 1)))
+    beside = file.beside("affine") if isinstance(file, Hdf5Dataset) else None
+    if beside is None:
+        return None
+    height, width = np.sqrt((beside[0][there[0], :3, 1:3] ** 2).sum(axis=0)).tolist()
+    return height, width
 
 
 def _plane(space: tuple[int, ...], depth: int | None) -> Box:
@@ -94,10 +112,10 @@ def _plane(space: tuple[int, ...], depth: int | None) -> Box:
 
 
 def _fullest(data: Dataset, i: int) -> int:
-    planes = data.target_shape[0]
+    space = data.extents(i)
     if data.classes is None:
-        return planes // 2
-    counts = [np.count_nonzero(data.read_targets(np.array([i]), _plane(data.target_shape, d))) for d in range(planes)]
+        return space[0] // 2
+    counts = [np.count_nonzero(data.read_targets(np.array([i]), _plane(space, d))) for d in range(space[0])]
     return int(np.argmax(counts))
 
 

@@ -11,7 +11,7 @@ from math import inf, isfinite
 from typing import Any
 
 from lbpar.config import training
-from lbpar.graph.ops.losses import LOSSES, CrossEntropy
+from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.runtime.scores import FALLING
 
 
@@ -87,7 +87,7 @@ class EarlyStop:
             self.best, self.waited = state["best"], state["waited"]
 
 
-def watched_metric(train: training.TrainConfig, test: bool, patches: bool = False) -> str | None:
+def watched_metric(train: training.TrainConfig, test: bool) -> str | None:
     """The metric that says which weights are the best: the one asked for, else that of early stop or of the test data; None without any."""
     if train.evaluate.watch is not None:
         return train.evaluate.watch
@@ -95,6 +95,4 @@ def watched_metric(train: training.TrainConfig, test: bool, patches: bool = Fals
         return train.early_stop.metric
     if not test:
         return None
-    if patches:  # whole samples have no loss
-        return "test_accuracy" if LOSSES[train.loss.kind].labels else None
-    return "test_accuracy" if train.loss.kind == CrossEntropy.kind else "test_loss"
+    return "test_accuracy" if train.loss.kind == CrossEntropy.kind and not train.losses else "test_loss"

@@ -43,6 +43,7 @@ def main(
     """
     args = parser().parse_args(argv)
 
+    from lbpar.runtime.room import leave_libraries
     from lbpar.train.job import run, start  # not for --help
     from lbpar.train.report import process_seconds
 
@@ -56,6 +57,7 @@ def main(
         if not gc.isenabled():  # what start-up made lives to the end: it is not looked through again
             gc.freeze()
             gc.enable()
+        leave_libraries()
         try:
             with closing(trainer):
                 run(trainer, goes_on, started, stop=asked)

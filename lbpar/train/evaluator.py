@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from math import isfinite, prod
@@ -20,39 +20,36 @@ from lbpar.data.arrays import ArrayDataset
 from lbpar.data.checksum import checksum, dataset_facts
 from lbpar.data.dataset import Dataset
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.normalise import Normalisation
+from lbpar.data.named import NamedDataset
+from lbpar.data.normalise import LARGE, Normalisation, Normalisations, largest
 from lbpar.data.open import check_dataset
-from lbpar.data.patches import check_patches
+from lbpar.data.patches.sliding import slide
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
-from lbpar.data.sliding import slide
+from lbpar.data.shared import explored, patched
+from lbpar.data.targets import check_part
+from lbpar.data.uneven import UnevenFiles
 from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.engine.registry import build_engine
 from lbpar.errors import ConfigError, DataError, TrainingError
 from lbpar.graph.graph import Graph
+from lbpar.layout.runs import whole
 from lbpar.models.load import load_weights
 from lbpar.program.plan import Plan
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.feeds import read_feeds
 from lbpar.runtime.totals import Totals
 from lbpar.runtime.worker import Mode, Worker
-from lbpar.train.predict import check_shape, gather, output_shape, predict, predict_parts
-from lbpar.train.setup import build_dataset, loss_of, wanted_data
+from lbpar.train.predict import check_shape, output_shape, predict, predict_parts
+from lbpar.train.setup import build_dataset, check_cut, is_named, wanted_data, wanted_parts
 from lbpar.transport.base import Transport
 from lbpar.transport.together import check_alike, together
+from lbpar.transport.wholes import gather
 
 Array = Any
-REMEDY = "Lower the learning rate, or use warm-up or clip_norm"
-
-
-def share_statistics(dataset: Dataset | None, transport: Transport) -> None:
-    """Let each rank read its share of the samples once and tell the others their statistics. Collective over all ranks."""
-    if not isinstance(dataset, Hdf5Dataset):
-        return
-    with together(transport):
-        own = dataset.own_statistics((transport.rank, transport.size))
-    for found in transport.allgather_obj(own):
-        dataset.statistics |= found
+Given = Array | Hdf5Dataset | UnevenFiles | VolumeDataset
+"""Samples of one input."""
+REMEDY = "Lower the learning rate, or use warm-up or clip_norm (which delayed gradients cannot take)"
 
 
 @dataclass
@@ -72,8 +69,8 @@ class Evaluator:
     ----------
     step : int
         Updates that the weights have seen.
-    normalisation : Normalisation or None
-        Of the data that the network was trained with, which holds for all that it sees; None for synthetic data.
+    normalisation : Normalisation, Normalisations or None
+        Of the data that the network was trained with (of each of several inputs), which holds for all that it sees; None for synthetic data.
     test : Dataset or None
         The test split of the run file.
     """
@@ -87,8 +84,9 @@ class Evaluator:
     def __post_init__(self) -> None:
         c = self.config
         self.engine = build_engine(c.engine)
-        self.normalisation: Normalisation | None = None
+        self.normalisation: Normalisation | Normalisations | None = None
         self.test: Dataset | None = None
+        self._held_out: tuple[Dataset, Dataset] | None = None
         given = load_weights(c.model)
         self._drawn = checksum(given.values()) if given else "drawn"
         self.worker = Worker(self.graph, self.plan, self.engine, self.transport, c.train.seed, weights=given)
@@ -128,13 +126,16 @@ class Evaluator:
             made.open_test()
             facts = made.facts() if transport.size > 1 else {}
         check_alike(transport, facts)
-        share_statistics(made.test, transport)
+        Evaluator.share(made)
         return made
 
     def share(self) -> None:
         """Let ranks tell each other what each has found out about its share of the data. Collective over all ranks."""
-        for dataset in self.datasets().values():
-            share_statistics(dataset, self.transport)
+        if self.test is not None:
+            self.test = self._explored(self.test)
+
+    def _explored(self, dataset: Dataset) -> Dataset:
+        return explored(dataset, self.transport, self.config.data.nan == "skip")
 
     def open_test(self) -> None:
         """Open the test split, to be read like the data that the network was trained with. Local."""
@@ -208,11 +209,20 @@ class Evaluator:
         data = self.test if dataset is None else self._own(dataset, "evaluate")
         if data is None:
             raise ConfigError("data.test: not given; evaluation needs test data.")
-        if self.config.data.patches is not None:
-            return self._evaluate_whole(data)
         if dataset is not None:
             with together(self.transport):
-                check_dataset(data, **wanted_data(self.graph), share=(self.transport.rank, self.transport.size))
+                self._check_dataset(data)
+        if self.config.data.patches is not None:
+            return self._evaluate_whole(data)
+        return self._record(self._totals(data), {name: prod(shape) for name, shape in self.graph.shapes(1).items()})
+
+    def _record(self, totals: Totals, elements: Mapping[str, float]) -> dict[str, Any]:
+        """What was measured; ``elements``: of each output, per sample of the sums."""
+        of = {output: (loss.metrics, elements[output]) for output, (_, loss) in self.graph.compared.items()}
+        return totals.record("test_", *of[self.graph.output], of)
+
+    def _totals(self, data: Dataset) -> Totals:
+        """Sums over all samples, in batches."""
         totals = Totals()
         batches = list(Sampler(len(data), self.batch, shuffle=False).batches(0))
         for n in {len(b) for b in batches}:
@@ -222,82 +232,118 @@ class Evaluator:
                 result = self.worker.run(feed, len(batch), "evaluate")
                 self._check_loss(result.loss, feed, len(batch), MicroBatch(self.config.train.seed), data)
                 totals.add(result)
-        elements = prod(self.graph.shapes(1)[self.graph.output])
-        return totals.record("test_", loss_of(self.graph).metrics, elements)
+        return totals
+
+    def _patched(self, volumes: Dataset, drawn: bool = True) -> Dataset:
+        """Patches of samples; where these are ``drawn`` from, ranks tell each other."""
+        options, patch = self.config.data.patches, output_shape(self.graph)[:-1]
+        assert options is not None
+        compared = [*self.graph.compared.values()]
+        target, loss = next((c for c in compared if c[1].labels), compared[0])
+        transport, ignore = self.transport if drawn else None, getattr(loss, "ignore_index", None)
+        return patched(volumes, patch, options, self.config.train.seed, transport, volumes.part(target), ignore)
+
+    def _check_dataset(self, data: Dataset) -> None:
+        """Refuse a caller's data that do not fit the network."""
+        cut = self.config.data.patches is not None
+        share = (self.transport.rank, self.transport.size) if self.config.data.check_labels else None
+        if not is_named(self.graph):
+            return check_dataset(data, **wanted_data(self.graph, cut), share=share)
+        inputs, targets = wanted_parts(self.graph)
+        if not isinstance(data, NamedDataset) or set(data.parts) != {*inputs, *targets}:
+            raise DataError(f"{data.name}: expected a NamedDataset with the parts {', '.join([*inputs, *targets])}.")
+        for name, wanted in (inputs | targets).items():
+            x, y = wanted.pop("input_shape", None), wanted.pop("target_shape", None)
+            check_dataset(data.part(name), None if cut else x, None if cut else y, **wanted, share=share)
 
     def _evaluate_whole(self, data: Dataset) -> dict[str, Any]:
-        """Accuracy and metrics of whole samples, predicted by windows; there is no loss of these."""
-        loss, shape = loss_of(self.graph), self.graph.shapes(1)
+        """Accuracy and metrics of whole samples, predicted by windows, and the loss of patches, which are the same at all times."""
         with together(self.transport):
-            check_patches(data, shape["input"][1:], shape[self.graph.output][1:], loss.labels)
-        totals = Totals(samples=len(data))
-        for (rows, planes), part in self.parts(data):
+            check_cut(self.graph, data)
+        if self._held_out is None or self._held_out[0] is not data:
+            self._held_out = data, self._patched(data)
+        look, found = self._looking(data), self._totals(self._held_out[1])
+        totals = Totals(found.loss, found.samples, parts={n: Totals(p.loss, p.samples) for n, p in found.parts.items()})
+        for output, (rows, *space), part in self.parts(data):
             with together(self.transport):
                 if part is not None:
-                    box = tuple(((0, e),) for e in data.target_shape[1:])
-                    truth = data.read_targets(np.array([rows.start]), (((planes.start, planes.stop),), *box))
-                    totals.add_whole(
-                        part, truth, getattr(loss, "ignore_index", None) if loss.labels else None, loss.labels
-                    )
+                    target, loss = self.graph.compared[output]
+                    one = data.part(target)
+                    box = tuple(((s.start, s.stop),) for s in space)
+                    truth = one.read_targets(np.array([rows.start]), (*box, *whole(one.target_shape[len(box) :])))
+                    look(target, truth, np.array([rows.start]))
+                    end = space[0].stop == data.extents(rows.start)[0]
+                    own, ignore = totals.parts.get(output, totals), getattr(loss, "ignore_index", None)
+                    own.add_whole(part, truth, ignore, loss.labels, end)
         record: dict[str, Any] = {}
         if self.transport.rank == 0:
-            record = totals.record("test_", loss.metrics, prod(self.output_shape(data.sample_shape)))
-            del record["test_loss"]
-        found: dict[str, Any] = self.transport.bcast(record)
-        return found
+            places = sum(prod(data.extents(n)) for n in range(len(data))) / found.samples
+            record = self._record(totals, {n: places * output_shape(self.graph, n)[-1] for n in self.graph.outputs})
+        told: dict[str, Any] = self.transport.bcast(record)
+        return told
 
-    def parts(self, data: Dataset) -> Iterator[tuple[tuple[slice, ...], Array | None]]:
-        """The network's output in order, as (where, part): on rank 0, None elsewhere; of whole samples, where it sees patches."""
+    def parts(self, data: Dataset) -> Iterator[tuple[str, tuple[slice, ...], Array | None]]:
+        """The network's outputs in order, as (output, where, part): on rank 0, None elsewhere; of whole samples, where it sees patches."""
         patches = self.config.data.patches
         if patches is None:
             return predict_parts(self.worker, data, self.batch)
-        shape = output_shape(self.worker.graph)
-        return slide(data, shape, patches.overlap, lambda windows: predict_parts(self.worker, windows, self.batch))
+        outputs = {name: output_shape(self.graph, name) for name in self.graph.outputs}
+        return slide(data, outputs, patches.overlap, lambda windows: predict_parts(self.worker, windows, self.batch))
 
-    def output_shape(self, sample: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a sample of the given shape."""
-        shape = output_shape(self.worker.graph)
+    def output_shape(self, sample: tuple[int, ...], output: str | None = None) -> tuple[int, ...]:
+        """Of a sample of the given shape; of the main output unless another one is named."""
+        shape = output_shape(self.graph, output)
         return shape if self.config.data.patches is None else (*sample[:-1], shape[-1])
-
-    def _check_given(self, data: Dataset) -> None:
-        """Refuse samples of another shape than the network takes, or takes patches of."""
-        if self.config.data.patches is None:
-            check_shape(data, self.worker.graph)
-            return
-        wanted = self.graph.shapes(1)["input"][1:]
-        got = data.sample_shape
-        if len(got) != len(wanted) or got[-1] != wanted[-1] or any(a < b for a, b in zip(got, wanted, strict=True)):
-            raise DataError(
-                f"predict: got samples of shape {got}, expected at least {wanted}, of which patches are cut."
-            )
 
     def _reader(self, dataset: Dataset, mode: Mode) -> Callable[[np.ndarray], dict[str, Array]]:
         """Reads this rank's part of a batch, as training, evaluation and prediction all do."""
+        patches = self.config.data.patches
+        look = self._looking(dataset, patches.per_sample if patches else 1)
 
         def read(batch: np.ndarray) -> dict[str, Array]:
             program = self.worker.executor(len(batch), mode).program
-            return read_feeds(program, self.transport.rank, dataset, batch, np.dtype(self.engine.dtype))
+            return read_feeds(program, self.transport.rank, dataset, batch, np.dtype(self.engine.dtype), look)
 
         return read
+
+    def _looking(self, dataset: Dataset, each: int = 1) -> Callable[[str, Array, Array], object]:
+        """Refuses targets that were read if the loss cannot take them; ``each``: patches of a sample."""
+        parts = wanted_parts(self.graph)[1].items()
+        takes = {target: {k: v for k, v in wanted.items() if k != "target_shape"} for target, wanted in parts}
+        return lambda name, part, samples: check_part(dataset.part(name), part, samples // each, **takes[name])
 
     def _own(self, dataset: Dataset, use: str) -> Dataset:
         """A caller's data as this network takes them: the same on all ranks, with the mean and std of the training data."""
         if self.transport.size > 1:
             check_alike(self.transport, dataset_facts(use, dataset))
-        if isinstance(dataset, Hdf5Dataset | VolumeDataset) and self.normalisation is not None:
+        with together(self.transport):
+            dataset = dataset.map(lambda name, one: self._like_training(one, name))
+        return self._explored(dataset)
+
+    def _like_training(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """One input, with the mean and std of the training data."""
+        if (
+            isinstance(dataset, Hdf5Dataset | UnevenFiles | VolumeDataset)
+            and (change := self._change(name)) is not None
+        ):
             dataset = copy(dataset)
-            with together(self.transport):
-                dataset.normalise_like(self.normalisation)
-            share_statistics(dataset, self.transport)
+            dataset.normalise_like(change)
         return dataset
 
-    def predict(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool = False) -> Array:
-        """The network's output, whole on all ranks.
+    def _change(self, name: str | None = None) -> Normalisation | None:
+        """Of the training data, of one of several inputs."""
+        return (
+            self.normalisation.get(str(name)) if isinstance(self.normalisation, Normalisations) else self.normalisation
+        )
+
+    def predict(self, x: Given | Mapping[str, Given], normalised: bool = False) -> Array | dict[str, Array]:
+        """The network's output, whole on all ranks; of several outputs a mapping of their names to them.
 
         Parameters
         ----------
-        x : (n, [D, H, W], C) array, Hdf5Dataset or VolumeDataset
+        x : (n, [D, H, W], C) array, Hdf5Dataset or VolumeDataset, or a mapping of these
             The same on all ranks. An array as the training data are stored: scale, mean and std are applied as in training.
+            For several inputs by their names.
         normalised : bool
             The array needs no change.
 
@@ -307,29 +353,37 @@ class Evaluator:
             The samples do not have the network's input shape, or are real numbers where the training data are whole
             numbers, or the reverse.
         """
+        from lbpar.data.prediction_file import check_scores
+
         data = self._given(x, normalised)
         if self.config.data.patches is None:
-            return predict(self.worker, data, self.batch)
-        with together(self.transport):
-            self._check_given(data)
-        out = np.zeros((len(data), *self.output_shape(data.sample_shape)), self.engine.dtype)
-        for where, part in self.parts(data):
-            out[where] = self.transport.bcast(part)
-        return out
+            found = predict(self.worker, data, self.batch)
+            for output, scores in found.items():
+                check_scores(scores, output)
+        else:
+            with together(self.transport):
+                check_shape(data, self.worker.graph, patches=True)
+            shapes = {n: (len(data), *self.output_shape(data.sample_shape, n)) for n in self.graph.outputs}
+            found = {name: np.zeros(shape, self.engine.dtype) for name, shape in shapes.items()}
+            for output, where, part in self.parts(data):
+                found[output][where] = self.transport.bcast(part)
+                check_scores(found[output][where], output, where[0].start or 0)
+        return found if self.graph.others else found[self.graph.output]
 
     def predict_to(
-        self, path: str | Path, x: Array | Hdf5Dataset | VolumeDataset, labels: bool = False, overwrite: bool = False
+        self, path: str | Path, x: Given | Mapping[str, Given], labels: bool = False, overwrite: bool = False
     ) -> None:
         """Write the network's output to a file, part by part: no rank holds more of it than its own block and one part.
 
         Parameters
         ----------
         path : str or Path
-            ``.h5`` (dataset ``y``), ``.npy``, ``.nii``, ``.nii.gz``, or, without suffix, a folder of a NIfTI file per volume.
+            ``.h5`` (dataset ``y``, or of several outputs one by each name), ``.npy``, ``.nii``, ``.nii.gz``, or, without suffix, a folder of a NIfTI file per volume.
         x
             As for `predict`, or a `VolumeDataset`. NIfTI takes its affine, its size before padding and the order of its axes.
         labels : bool
-            Write the channel with the largest score: in HDF5 as dataset ``labels`` beside ``y``, else instead of the scores.
+            Write the channel with the largest score: in HDF5 as dataset ``labels`` beside ``y`` (of several outputs, of those with a
+            loss of classes, as ``NAME_labels``), else instead of the scores.
         overwrite : bool
             Replace the file.
 
@@ -338,33 +392,68 @@ class Evaluator:
         DataError
             As for `predict`, or the file exists or cannot be written; on all ranks alike.
         """
-        from lbpar.data.prediction_file import check_free, prediction_file  # no rank trains with it
+        from lbpar.data.prediction_file import check_free, check_scores  # no rank trains with it
 
         path, first = as_path(path), self.transport.rank == 0
         check_alike(self.transport, {"predict: file": str(path), "predict: labels": labels})
         data = self._given(x, False)
-        self._check_given(data)
+        check_shape(data, self.worker.graph, self.config.data.patches is not None)
         shape = (len(data), *self.output_shape(data.sample_shape))
         with ExitStack() as stack:
             with together(self.transport):
                 if first:
                     check_free(path, overwrite)
-                    put = stack.enter_context(prediction_file(path, data, shape, np.dtype(self.engine.dtype), labels))
-            for where, part in self.parts(data):
+                    put = stack.enter_context(self._file(path, data, shape, labels))
+            for name, where, part in self.parts(data):
                 with together(self.transport):
                     if part is not None:
-                        put(where, part)
+                        check_scores(part, name, where[0].start or 0)
+                        put(name, where, part)
             with together(self.transport):
                 stack.pop_all().close()
 
-    def _given(self, x: Array | Hdf5Dataset | VolumeDataset, normalised: bool) -> Dataset:
+    @contextmanager
+    def _file(self, path: Path, data: Dataset, shape: Sequence[int], labels: bool) -> Iterator[Callable[..., None]]:
+        """The file that predictions go to; a call that writes a part of an output."""
+        from lbpar.data.prediction_file import prediction_file, several_in_hdf5
+
+        dtype, graph = np.dtype(self.engine.dtype), self.graph
+        if not graph.others:
+            with prediction_file(path, getattr(data, "main", data), shape, dtype, labels) as put:
+                yield lambda name, where, part: put(where, part)
+            return
+        if path.suffix not in (".h5", ".hdf5"):
+            raise DataError(
+                f"{path}: the network has the outputs {', '.join(graph.outputs)}, which only HDF5 takes; write .h5."
+            )
+        shapes = {name: (len(data), *self.output_shape(data.sample_shape, name)) for name in graph.outputs}
+        classes = {n: f"{n}_labels" for n, (_, loss) in graph.compared.items() if labels and loss.labels}
+        with several_in_hdf5(path, shapes, dtype, classes) as put_named:
+            yield put_named
+
+    def _given(self, x: Given | Mapping[str, Given], normalised: bool) -> Dataset:
         """What is predicted, as the network takes it."""
-        if isinstance(x, Hdf5Dataset | VolumeDataset):
-            return self._own(x, "predict")
-        x = np.asarray(x)
+        names = [n.name for n in self.graph.samples]
+        if isinstance(x, Mapping):
+            if set(x) != set(names):
+                raise DataError(f"predict: got the inputs {', '.join(x)}, expected {', '.join(names)}.")
+            return NamedDataset({n: self._given_one(x[n], normalised, n) for n in names}, {})
+        if len(names) > 1 or names != ["input"]:
+            raise DataError(f"predict: got a single input, expected a mapping with {', '.join(names)}.")
+        return self._given_one(x, normalised)
+
+    def _given_one(self, x: Given, normalised: bool, name: str | None = None) -> Dataset:
+        if isinstance(x, Dataset):
+            if self.transport.size > 1:
+                check_alike(self.transport, dataset_facts("predict", x))
+            with together(self.transport):
+                data = self._like_training(x, name)
+            return explored(data, self.transport)
+        x = x if isinstance(x, np.memmap) else np.asarray(x)  # a file's name stays
         facts = {"shape and type": (x.shape, x.dtype), "normalised": normalised, "samples": checksum([x])}
         check_alike(self.transport, {f"predict: {name}": fact for name, fact in facts.items()})
-        change = Normalisation() if normalised or self.normalisation is None else self.normalisation
+        own = self._change(name)
+        change = Normalisation() if normalised or own is None else own
         if not normalised:
             change.check_kind(x, "predict")
         return ArrayDataset(x, change, self.engine.dtype)
@@ -390,4 +479,7 @@ class Evaluator:
             where, remedy = "the data of this batch are not finite", f"Look for bad samples in {data and data.name}"
         else:
             where = f"the output of layer {layer!r} is the first that is not"
+            given = max(self.transport.allgather_obj(largest(feed.values())))
+            if given > LARGE:
+                remedy = f"Samples have values as large as {given:.3g}: normalise them (data.normalise), or give them a mean and a deviation"
         raise TrainingError(f"{at}: the loss is {loss}, expected a finite number; {where}. {remedy}.")

@@ -170,7 +170,8 @@ def _writer(trainer: Trainer, out: Path, resumed: bool) -> MetricsWriter:
     if isinstance(config.model, PythonModel) and config.model.file is not None:
         write_text(out / config.model.file.name, config.model.file.read_text(encoding="utf-8"))
     kinds = config.run.metrics
-    return MetricsWriter(out, kinds.csv, kinds.tensorboard, trainer.step if resumed else None)
+    done = (trainer.step, trainer.epoch) if resumed else (None, None)
+    return MetricsWriter(out, kinds.csv, kinds.tensorboard, *done)
 
 
 def _epoch(trainer: Trainer, root: bool, saver: Saver) -> dict[str, Any]:

@@ -35,9 +35,10 @@ class MetricsWriter:
         Also write ``metrics.csv``. New keys in a later record add columns.
     tensorboard : bool
         Also write event files, in ``out_dir`` itself (``tensorboard --logdir out_dir``).
-    resume_step : int, optional
-        The run goes on from a checkpoint of this step: keep what was written, less the records of later steps and a
-        last line that was cut off. Without it, files of an earlier run are replaced.
+    resume_step, epochs : int, optional
+        The run goes on from a checkpoint of this step, before which so many epochs were done: keep what was written, less the
+        records of later steps, that of an epoch which goes on, and a last line that was cut off. Without them, files of an
+        earlier run are replaced.
 
     Raises
     ------
@@ -53,16 +54,20 @@ class MetricsWriter:
         csv: bool = True,
         tensorboard: bool = True,
         resume_step: int | None = None,
+        epochs: int | None = None,
     ) -> None:
         out = Path(out_dir)
         self._path, self._table = out / "metrics.jsonl", out / "metrics.csv" if csv else None
         if tensorboard:
             tensorboard_messages()  # a missing package must show before a file is touched
         kept = [] if resume_step is None else read_metrics(self._path, resume_step)
+        if epochs is not None:
+            kept = [record for record in kept if record.get("epoch", 0) <= epochs]
         self._rows = [flatten(record, "/") for record in kept]
         write_text(self._path, "".join(dumps(record) + "\n" for record in kept))
         self._write_table()
-        self._events = _Events(out, resume_step) if tensorboard else None
+        last = None if resume_step is None else max((record.get("step", 0) for record in kept), default=0)
+        self._events = _Events(out, last) if tensorboard else None
         with _writing(self._path):
             self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
@@ -137,9 +142,10 @@ def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> 
 class _Events:
     """TensorBoard event files, by TensorBoard's record writer on a plain file: no thread, no TensorFlow, no PyTorch."""
 
-    def __init__(self, out: Path, resume_step: int | None) -> None:
+    def __init__(self, out: Path, last: int | None) -> None:
+        """``last``: step of the last record that stays, of a run that goes on."""
         self._event, self._summary, session, writer = tensorboard_messages()
-        if resume_step is None:
+        if last is None:
             for stale in out.glob("events.out.tfevents.*"):
                 with suppress(OSError):
                     stale.unlink()
@@ -147,8 +153,8 @@ class _Events:
         with _writing(self._path):
             self._writer = writer(open(self._path, "ab"))  # noqa: SIM115
         self._add(file_version="brain.Event:2")
-        if resume_step is not None:  # tells TensorBoard to forget what an earlier file has from this step on
-            self._add(step=resume_step + 1, session_log=session(status=session.START))
+        if last is not None:  # tells TensorBoard to forget what an earlier file has from this step on
+            self._add(step=last + 1, session_log=session(status=session.START))
 
     def write(self, row: Record) -> None:
         numbers = {tag: float(v) for tag, v in row.items() if isinstance(v, int | float) and tag != "step"}

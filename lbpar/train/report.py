@@ -14,9 +14,13 @@ import numpy as np
 from lbpar import __version__
 from lbpar.checkpoint.files import checkpoint_path
 from lbpar.config.losses import METRICS
+from lbpar.data.chunks import told
+from lbpar.data.shared import SHOWN, left_out
 from lbpar.json_text import dumps, write_text
 from lbpar.program.words import program_rows
 from lbpar.provenance import hosts, provenance, timestamp
+from lbpar.runtime.feeds import boxes
+from lbpar.runtime.worker import Mode
 from lbpar.tables import print_table, short
 from lbpar.terminal import screen
 from lbpar.text import human_bytes
@@ -61,17 +65,32 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
         f"{human_bytes(state)} of state per rank",
         f"ready after {seconds:.1f} s",
     ]
+    if trainer.plan.recompute:
+        again = len(trainer.plan.recompute)
+        words.append(f"{again} layer{'s' * (again > 1)} computed again in the backward pass")
     if resumed:
         words.append(f"resumed after epoch {trainer.epoch}, step {trainer.step}")
     say(", ".join(words))
+    mode: Mode = "reduce" if trainer.config.train.accumulate == 1 else "accumulate"
+    program = trainer.worker.executor(min(trainer.config.train.batch, len(trainer.dataset)), mode).program
+    for text in told(trainer.volumes, boxes(program, t.rank)):
+        say(f"data.train: {text}")
+    if trainer.delayed is not None:
+        stages = trainer.delayed.stages
+        say(
+            f"parallel.schedule: delayed changes the arithmetic: stage k of {stages} is updated with gradients that are {stages} - k updates old "
+            "(docs/strategies/stages.md)"
+        )
 
 
 def share(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """This rank's host, and its seconds and bytes in all: of the epochs (``total``), and per kind of step."""
+    """This rank's host, and its seconds and bytes in all: of the epochs (``total``), and per kind of step. Of the bytes of ``input``, which are those of whole chunks of
+    files, so many were ``wanted``."""
     spent: dict[str, Any] = {
         "host": platform.node(),
         "seconds": {"total": sum(r["seconds"] for r in records)},
         "bytes": {},
+        "wanted": {},
     }
     for kind, found in (item for record in records for item in record["steps"].items()):
         for name, value in found.items():
@@ -86,7 +105,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
     rank's `share` of them as ``ranks``.
     """
     samples = min(trainer.config.train.batch, len(trainer.dataset))
-    rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype))
+    rows = program_rows(trainer.worker.program(samples), 0, np.dtype(trainer.engine.dtype), trainer.engine.activations)
     content = {
         **{k: v for k, v in record.items() if k != "steps"},
         **facts,
@@ -101,6 +120,8 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
         "dtype": trainer.config.engine.dtype,
         "layers": rows,
     }
+    if found := {name: left_out(data) for name, data in trainer.datasets().items()}:
+        content["samples_left_out"] = {name: {"number": len(n), "first": n[:SHOWN]} for name, n in found.items() if n}
     best = trainer.best
     if best is not None and best.step is not None:
         saved = str(checkpoint_path("checkpoints", best.step)) if trainer.config.run.checkpoint else None

@@ -1,4 +1,4 @@
-"""When a run saves, and how it ends early: between two updates, on all ranks alike."""
+"""When a run saves, and how it ends early: between two updates, with no batch under way, on all ranks alike."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Saver:
         self._updates = 0  # since the ranks last told each other
         self._until = 1
         self._due = False
+        self._asked_by: str | None = None
         self._thread = ThreadPoolExecutor(1, "lbpar checkpoint") if self._config and self._config.background else None
         self._under_way: Future[None] | None = None  # on rank 0
 
@@ -68,21 +69,25 @@ class Saver:
             With the status `STOPPED`: the run was asked to end, and has saved.
         """
         trainer = self._trainer
-        if self._config is None or not trainer.between_updates:
+        if self._config is None or not (trainer.between_updates or trainer.under_way):
             return
         self._updates += 1
-        asked = self._agree() if self._updates >= self._until else None
+        if self._asked_by is None and self._updates >= self._until:
+            self._asked_by = self._agree()
         every = self._config.every_steps
         self._due |= every is not None and trainer.step % every == 0
-        if asked or (self._due and trainer.batches_left):
-            self._save(asked)
+        if self._asked_by or (self._due and trainer.batches_left):
+            if trainer.under_way:  # saved when they are done
+                trainer.pause = True
+            else:
+                self._save(self._asked_by)
 
     def after_epoch(self) -> None:
         """Save after an epoch if that is due, and end the run as `after_batch` does."""
         trainer, config = self._trainer, self._config
         if config is None:
             return
-        asked = self._agree()
+        asked = self._asked_by or self._agree()
         if asked or self._due or trainer.epoch % config.every_epochs == 0 or trainer.done or trainer.improved:
             self._save(asked)
 

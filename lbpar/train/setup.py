@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from contextlib import nullcontext
+from typing import Any
 
 from lbpar.config.run_file import AUTO, RunConfig
-from lbpar.config.training import TrainConfig
 from lbpar.data.dataset import Dataset
-from lbpar.data.normalise import Normalisation
-from lbpar.data.open import open_dataset
-from lbpar.data.patches import check_patches
+from lbpar.data.normalise import Normalisation, Normalisations
+from lbpar.data.open import open_dataset, open_named
+from lbpar.data.patches.checks import check_patches
 from lbpar.errors import ConfigError
-from lbpar.graph.graph import TARGET, Graph, Node
+from lbpar.graph.graph import TARGET, Graph
 from lbpar.graph.norm_stats import with_norm_stats
-from lbpar.graph.ops.losses import Loss, make_loss
 from lbpar.layout.grid import Grid
-from lbpar.models.load import load_graph
-from lbpar.plan.resolve import chosen_plan, is_chosen, resolve_plan
+from lbpar.models.load import load_graph, with_losses
+from lbpar.plan.resolve import check_wanted, chosen_plan, is_chosen, resolve_plan
 from lbpar.program.plan import Plan
 from lbpar.runtime.devices import over_devices
 from lbpar.text import flatten
@@ -29,17 +28,7 @@ def build_graph(config: RunConfig, graph: Graph | None = None) -> Graph:
     """The network of a run file, followed by its loss, or the one that is given; ``parallel.norm`` holds for both."""
     if graph is not None:
         return with_norm_stats(graph, config.parallel.norm)
-    return load_graph(config.model, config.parallel.norm).with_loss(build_loss(config.train))
-
-
-def build_loss(train: TrainConfig) -> Loss:
-    """The loss of a run file."""
-    return make_loss(train.loss, train.label_smoothing, train.evaluate.metrics)
-
-
-def loss_of(graph: Graph) -> Loss:
-    """The loss of a network that has one."""
-    return cast(Loss, cast(Node, graph.loss).op)
+    return with_losses(load_graph(config.model, config.parallel.norm), config.train, metrics=True)
 
 
 def build_plan(
@@ -53,6 +42,9 @@ def build_plan(
     if not is_chosen(config.parallel, procs):
         return resolve_plan(config.parallel, graph, batch, procs)
     alone, plan = transport is None or transport.size == 1, None
+    with nullcontext() if transport is None else together(transport):
+        if transport is None or transport.rank == 0:
+            check_wanted(config.parallel, graph, batch, procs)
     if config.machine == AUTO or alone:
         from lbpar.calibrate.machine import machine_of  # imports what most ranks of a job never use
 
@@ -156,27 +148,52 @@ def build_dataset(
     graph: Graph,
     split: str,
     dtype: Any,
-    like: Normalisation | None = None,
+    like: Normalisation | Normalisations | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Dataset | None:
     """One split of a run file's data, checked against the network; None for a test split that is not given."""
     if split == "test" and config.data.test is None:
         return None
-    data, seed, wanted = config.data, config.train.seed, wanted_data(graph)
-    if data.patches is None:
-        return open_dataset(data, split, **wanted, dtype=dtype, seed=seed, share=share, like=like)
-    if getattr(data, split) == "synthetic":
+    data, seed, cut = config.data, config.train.seed, config.data.patches is not None
+    if cut and getattr(data, split) == "synthetic":
         raise ConfigError(f"data.patches: data.{split} is synthetic, of the network's own size; name a file.")
-    shape = wanted.pop("input_shape")
-    wanted.pop("target_shape")
-    dataset = open_dataset(data, split, **wanted, dtype=dtype, seed=seed, share=share, like=like)
-    check_patches(dataset, shape, graph.shapes(1)[graph.output][1:], loss_of(graph).labels)
+    dataset: Dataset
+    if is_named(graph):
+        changes = like if isinstance(like, Normalisations) else None
+        dataset = open_named(data, split, *wanted_parts(graph), dtype=dtype, seed=seed, share=share, like=changes)
+    else:
+        assert not isinstance(like, Normalisations)
+        wanted = wanted_data(graph, cut)
+        dataset = open_dataset(data, split, **wanted, dtype=dtype, seed=seed, share=share, like=like)
+    if cut:
+        check_cut(graph, dataset)
     return dataset
 
 
-def wanted_data(graph: Graph) -> dict[str, Any]:
-    """``input_shape``, ``target_shape``, and ``classes`` (with ``ignore``) or ``limits`` of the data that a network with a loss takes."""
-    shapes, loss = graph.shapes(1), loss_of(graph)
-    classes = {"classes": shapes[graph.output][-1], "ignore": getattr(loss, "ignore_index", None)}
-    targets = classes if loss.labels else {"limits": loss.limits}
-    return {"input_shape": shapes["input"][1:], "target_shape": shapes[TARGET][1:], **targets}
+def check_cut(graph: Graph, dataset: Dataset) -> None:
+    """Refuse samples that a network's patches cannot be cut of."""
+    shapes = {name: shape[1:] for name, shape in graph.shapes(1).items()}
+    compared = {o: (target, shapes[o], loss.labels) for o, (target, loss) in graph.compared.items()}
+    check_patches(dataset, {n.name: shapes[n.name] for n in graph.samples}, compared)
+
+
+def wanted_data(graph: Graph, cut: bool = False) -> dict[str, Any]:
+    """``input_shape``, ``target_shape`` (of patches none), and ``classes`` (with ``ignore``) or ``limits`` of the data that a network with a loss takes."""
+    inputs, targets = wanted_parts(graph)
+    shapes = dict.fromkeys(("input_shape", "target_shape")) if cut else {}
+    return {**next(iter(inputs.values())), **next(iter(targets.values())), **shapes}
+
+
+def wanted_parts(graph: Graph) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The same of each input, and of each target, by name."""
+    shapes, targets = graph.shapes(1), dict[str, dict[str, Any]]()
+    for output, (target, loss) in graph.compared.items():
+        classes = {"classes": shapes[output][-1], "ignore": getattr(loss, "ignore_index", None)}
+        checks = classes if loss.labels else {"limits": loss.limits}
+        targets.setdefault(target, {"target_shape": shapes[target][1:], **checks})
+    return {n.name: {"input_shape": shapes[n.name][1:]} for n in graph.samples}, targets
+
+
+def is_named(graph: Graph) -> bool:
+    """Whether inputs or targets of a network have names."""
+    return (graph.samples[0].name, *(n.name for n in graph.targets)) != ("input", TARGET) or len(graph.samples) > 1

@@ -12,30 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.checkpoint.files import checkpoint_path, latest
+from lbpar.checkpoint.files import checkpoint_path
+from lbpar.checkpoint.find import newest
 from lbpar.checkpoint.saving import Later, load, require, save
 from lbpar.config.losses import METRICS
 from lbpar.config.paths import as_path
-from lbpar.config.training import LossScale
-from lbpar.data.augment import AugmentedDataset
+from lbpar.config.training import LossScale, of_output
+from lbpar.data.augment.apply import augmented
 from lbpar.data.dataset import Dataset
-from lbpar.data.patches import Patched, own_places
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
 from lbpar.program.norms import check_norms
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
-from lbpar.runtime.optim.loss_scale import Scaler
+from lbpar.runtime.optim.loss_scale import Scaler, check_scalable
 from lbpar.runtime.optim.make import make_optimizer
+from lbpar.runtime.optim.schedules import make_schedule
 from lbpar.runtime.totals import Totals
-from lbpar.runtime.trace import Tracer
+from lbpar.runtime.trace import SETTLED, Tracer
+from lbpar.runtime.under_way import Entered, UnderWay
 from lbpar.runtime.worker import Mode, StepResult, norms_over_ranks, sum_over_ranks
 from lbpar.train.best import Best, EarlyStop, watched_metric
+from lbpar.train.delayed import check_delayed
 from lbpar.train.evaluator import REMEDY, Evaluator
-from lbpar.train.schedules import make_schedule
-from lbpar.train.setup import build_dataset, loss_of
-from lbpar.transport.together import together
+from lbpar.train.setup import build_dataset
 
 log = logging.getLogger(__name__)
 Array = Any
@@ -63,6 +64,10 @@ class Trainer(Evaluator):
         How long this rank has waited for samples.
     scaler : Scaler or None
         Scales gradients, in float16 or where the run file says so.
+    delayed : UnderWay or None
+        With delayed gradients: the batches that are under way.
+    pause : bool
+        Set to let no more batches enter until those under way are done, so that this moment can be saved.
 
     Raises
     ------
@@ -78,81 +83,86 @@ class Trainer(Evaluator):
     micro: int = 0
     waited: float = 0.0
     scaler: Scaler | None = None
+    delayed: UnderWay | None = None
+    pause: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         c = self.config
+        check_delayed(c, self.plan, self.engine)
         self._first_loss = inf  # of this process
         share = self.transport.rank, self.transport.size
         dataset = build_dataset(c, self.graph, "train", self.engine.dtype, share=share)
         assert dataset is not None
         self.volumes = dataset  # what patches are cut of, if they are
-        self.places: dict[int, Any] = {}
-        patches, shape = c.data.patches, self.graph.shapes(1)["input"][1:-1]
-        cut = None if patches is None else Patched(dataset, shape, patches, self.places, c.train.seed)
-        self.dataset: Dataset = cut or dataset
         if c.data.train != "synthetic":  # noise has no mean and std to hand on
             self.normalisation = dataset.normalisation
         self.open_test()
-        self.sampler = Sampler(len(self.dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
-        per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
-        self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
-        self.updates_per_epoch = per_epoch
-        self.tracer = Tracer(self.transport, self.engine, c.run.trace, c.run.report, self.total_steps)
+        self._lay_out(dataset if c.data.patches is None else self._patched(dataset, drawn=False))
+        self._epoch_data()  # refuses what these samples cannot be changed by
         kinds = {name: p.kind for name, p in self.graph.params().items() if p.kind != "statistic"}
         self.optimizer = make_optimizer(c.train.optimizer, kinds, c.train.no_decay, self.engine)
         if c.train.loss_scale is not None or self.engine.activations == np.float16:
             self.scaler = Scaler(c.train.loss_scale or LossScale(), self.engine, sum_over_ranks(self.transport))
-        self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
         stop = c.train.early_stop
         self.early_stop = EarlyStop(stop) if stop else None
         for where, watched in (("early_stop.metric", stop and stop.metric), ("evaluate.watch", c.train.evaluate.watch)):
             if watched:
                 self._check_metric(f"train.{where}", watched)
-        metric = watched_metric(c.train, self.test is not None, c.data.patches is not None)
+        metric = watched_metric(c.train, self.test is not None)
         self.best = Best(metric) if metric else None
         first = self.worker.executor(
             min(c.train.batch, len(self.dataset)), "reduce" if c.train.accumulate == 1 else "accumulate"
         )
         if self.scaler is not None:
-            self.scaler.check(first.program)
-        self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine)
+            check_scalable(first.program)
+        self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine, self.plan.update_axes)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
+        if self.plan.delayed:
+            self.delayed = UnderWay(self.worker, self.optimizer, self.norms, c.parallel.reschedule)
 
     def datasets(self) -> dict[str, Dataset | None]:
         """Data that are open, by field of the run file."""
-        return {
-            "data.train": self.dataset if self.config.data.patches is None else self.volumes,
-            "data.test": self.test,
-        }
+        return {"data.train": self.volumes, "data.test": self.test}
 
     def share(self) -> None:
-        """Also the places around which patches lie."""
+        """Also which samples there are to train with, and the places around which patches lie."""
         super().share()
-        patches, loss = self.config.data.patches, loss_of(self.graph)
-        if patches is None or not patches.foreground or not loss.labels:
-            return
-        with together(self.transport):
-            share = self.transport.rank, self.transport.size
-            own = own_places(self.volumes, share, getattr(loss, "ignore_index", None))
-        for found in self.transport.allgather_obj(own):
-            self.places |= found
+        self.volumes = self._explored(self.volumes)
+        self._lay_out(self.volumes if self.config.data.patches is None else self._patched(self.volumes))
+
+    def _lay_out(self, dataset: Dataset) -> None:
+        """What follows from the number of samples."""
+        c, self.dataset = self.config, dataset
+        self.sampler = Sampler(len(dataset), c.train.batch, c.train.seed, c.data.shuffle, c.data.drop_last)
+        per_epoch = -(-self.sampler.steps_per_epoch // c.train.accumulate)
+        self.total_steps = max(1, min(per_epoch * c.train.epochs, c.train.max_steps or per_epoch * c.train.epochs))
+        self.updates_per_epoch = per_epoch
+        settled = SETTLED + (self.plan.pipeline.count if self.plan.pipeline is not None and self.plan.delayed else 0)
+        self.tracer = Tracer(self.transport, self.engine, c.run.trace, c.run.report, self.total_steps, settled)
+        self.schedule = make_schedule(c.train.schedule, c.train.optimizer.lr, per_epoch, self.total_steps)
 
     def _check_metric(self, where: str, metric: str) -> None:
         if metric.startswith("test_") and self.test is None:
             raise ConfigError(f"{where}: {metric} needs test data; give data.test, or watch loss or accuracy.")
-        loss, (name, _, number) = loss_of(self.graph), metric.removeprefix("test_").partition("/")
-        name = name.removesuffix("_of")
-        if metric == "test_loss" and self.config.data.patches is not None:
+        graph, output, given = self.graph, self.graph.output, metric
+        of = of_output(metric) if metric not in ("test_loss", "loss") else None
+        if of and of[0] in self.config.train.losses:
+            output, metric = of
+        elif self.config.train.losses and not metric.endswith("loss"):
             raise ConfigError(
-                f"{where}: whole samples, which are tested with data.patches, have no loss; watch a metric."
+                f"{where}: {metric} is one of each output, as {metric.replace('test_', f'test_{output}_')}."
             )
+        loss, (name, _, number) = graph.compared[output][1], metric.removeprefix("test_").partition("/")
+        name = name.removesuffix("_of")
         if name == "accuracy" and not loss.labels:
-            other = metric.replace("accuracy", "loss")
-            raise ConfigError(f"{where}: {metric} is not measured with loss {loss.kind}; watch {other}.")
+            other = given.replace("accuracy", "loss")
+            raise ConfigError(f"{where}: {given} is not measured with loss {loss.kind}; watch {other}.")
         if name in METRICS and name not in loss.metrics:
-            raise ConfigError(f"{where}: {metric} is not measured; add {name} to train.evaluate.metrics.")
-        if number and int(number) >= (classes := self.graph.shapes(1)[self.graph.output][-1]):
+            asked = name in self.config.train.evaluate.metrics
+            mend = f" with loss {loss.kind}; watch another" if asked else f"; add {name} to train.evaluate.metrics"
+            raise ConfigError(f"{where}: {given} is not measured{mend}.")
+        if number and int(number) >= (classes := graph.shapes(1)[output][-1]):
             raise ConfigError(f"{where}: got class {number} in {metric}, expected 0 to {classes - 1}.")
 
     def check_batches(self) -> None:
@@ -191,7 +201,13 @@ class Trainer(Evaluator):
     @property
     def between_updates(self) -> bool:
         """Whether the batches so far are all in the weights, so that this moment can be saved."""
-        return self.batches % self.config.train.accumulate == 0 or self.batches == self.sampler.steps_per_epoch
+        whole = self.batches % self.config.train.accumulate == 0 or self.batches == self.sampler.steps_per_epoch
+        return whole and not self.under_way
+
+    @property
+    def under_way(self) -> int:
+        """Batches that have begun, but not all stages have been updated with."""
+        return 0 if self.delayed is None else len(self.delayed)
 
     @property
     def done(self) -> bool:
@@ -211,11 +227,12 @@ class Trainer(Evaluator):
         """
         self.check_batches()
         began, sent_before, waited_before = perf_counter(), self._sent(), self.waited
+        read_before = self.volumes.bytes_read
         number, totals, samples_before = self.epoch + 1, self.totals, self.totals.samples
         lr = self.schedule(max(0, self.step - 1))  # of the last update, should no batch be left
         dataset = self._epoch_data()
         sizes = self.sampler.sizes()
-        batches = list(self.sampler.batches(self.epoch, self.batches))
+        batches = list(self.sampler.batches(self.epoch, self.batches + self.under_way))
         every = self.config.train.accumulate
         first: Mode = "reduce" if every == 1 else "accumulate"
         for n in set(sizes):
@@ -223,19 +240,16 @@ class Trainer(Evaluator):
 
         with read_ahead(self._reader(dataset, first), batches, self.config.data.prefetch) as feeds:
             for batch, feed in zip(batches, self._await(feeds), strict=False):  # it may end before the feeds do
-                i = self.batches
+                i = self.batches + self.under_way
                 group = sizes[i - i % every : i - i % every + every]
                 last = i % every == every - 1 or i == len(sizes) - 1
                 mode: Mode = "reduce" if every == 1 else "last" if last else "accumulate"
-                lr = self.schedule(self.step)
-                result = self._step(feed, len(batch), mode, lr, len(batch) / sum(group))
-                totals.add(result)
-                self.batches += 1
-                self.step += last
-                if on_step is not None:
-                    on_step(result, lr)
-                if self.step >= self.total_steps:
+                for result, lr in self._turn(feed, len(batch), mode, len(batch) / sum(group)):
+                    self._count(result, lr, last, on_step)
+                if self.step + self.under_way >= self.total_steps:
                     break
+        for result, lr in self._drain():
+            self._count(result, lr, True, on_step)
         if self.batches == len(sizes):
             self.epoch, self.batches, self.totals = number, 0, Totals()
         seconds, samples = perf_counter() - began, totals.samples - samples_before
@@ -243,7 +257,9 @@ class Trainer(Evaluator):
         record |= {"lr": lr, "seconds": seconds, "images_per_s": samples / seconds}
         if self.scaler is not None:
             record |= {"loss_scale": self.scaler.scale, "skipped": self.scaler.skipped}
-        return self._finish_epoch(record, sent_before, self.waited - waited_before)
+        read, wanted = (self.volumes.bytes_read - read_before).tolist()
+        record["steps"] = {"input": {"seconds": self.waited - waited_before, "bytes": read, "wanted": wanted}}
+        return self._finish_epoch(record, sent_before)
 
     def _await(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """The feeds; the time until each is there counts as waited."""
@@ -255,6 +271,45 @@ class Trainer(Evaluator):
             if feed is None:
                 return
             yield feed
+
+    def _count(self, result: StepResult, lr: float, last: bool, on_step: OnStep | None) -> None:
+        """Count a batch that is done; ``last``: with it an update is."""
+        self.totals.add(result)
+        self.batches += 1
+        self.step += last
+        if on_step is not None:
+            on_step(result, lr)
+
+    def _turn(self, feed: Feed, samples: int, mode: Mode, weight: float) -> Iterator[tuple[StepResult, float]]:
+        """Train on a batch; yields the result and the rate of each that is done then: of this one, or of an older one, or of several."""
+        lr = self.schedule(self.step + self.under_way)
+        if self.delayed is None:
+            yield self._step(feed, samples, mode, lr, weight), lr
+            return
+        entering = Entered(feed, samples, MicroBatch(self.config.train.seed, self.micro), lr)
+        self.micro += 1
+        yield from self._go(entering)
+        checkpoint = self.config.run.checkpoint
+        if checkpoint and checkpoint.every_steps and (self.step + self.under_way) % checkpoint.every_steps == 0:
+            self.pause = True
+        if self.pause:
+            yield from self._drain()
+
+    def _drain(self) -> Iterator[tuple[StepResult, float]]:
+        """Go on with the batches under way until none is left."""
+        while self.under_way:
+            yield from self._go(None)
+        self.pause = False
+
+    def _go(self, entering: Entered | None) -> Iterator[tuple[StepResult, float]]:
+        assert self.delayed is not None
+        step = self.step + self.under_way + (entering is not None)
+        with self.tracer.batch(self.delayed.program(entering), self.epoch + 1, step) as tracer:
+            left = self.delayed.go(entering, tracer)
+        if left is not None:
+            assert left.result is not None
+            self._check_loss(left.result.loss, left.feed, left.samples, left.micro_batch)
+            yield left.result, left.lr
 
     def _step(self, feed: Mapping[str, Array], samples: int, mode: Mode, lr: float, weight: float) -> StepResult:
         executor = self.worker.executor(samples, mode)
@@ -276,8 +331,6 @@ class Trainer(Evaluator):
         with self.tracer.batch(executor.program, self.epoch + 1, self.step + 1) as executor.tracer:
             result = self.worker.run(feed, samples, mode, micro_batch)
         self._check_loss(result.loss, feed, samples, micro_batch)
-        if isinf(self._first_loss):
-            self._first_loss = result.loss
         try:
             for norm in clipped:
                 norm()
@@ -302,19 +355,23 @@ class Trainer(Evaluator):
                 f"training diverges. {REMEDY}."
             )
         super()._check_loss(loss, feed, samples, micro_batch, tested)
+        if tested is None and isinf(self._first_loss):
+            self._first_loss = loss
 
-    def _finish_epoch(self, record: dict[str, Any], before: Mapping[str, int], waited: float) -> dict[str, Any]:
+    def _finish_epoch(self, record: dict[str, Any], before: Mapping[str, int]) -> dict[str, Any]:
         steps: dict[str, dict[str, float]] = {k: {"seconds": s} for k, s in self.worker.spent().items()}
-        steps["input"] = {"seconds": waited}
         for kind, sent in self._sent().items():
             steps.setdefault(kind, {})["bytes"] = sent - before.get(kind, 0)
-        record["steps"] = steps
+        record["steps"] |= steps
         due = record["epoch"] % self.config.train.evaluate.every_epochs == 0 or self.done
         if self.test is not None and due:
             record |= self.evaluate()
-        if self.early_stop is not None:
+        whole = (
+            not self.batches
+        )  # or `max_steps` has ended it: then test data say as much of the weights, training data do not
+        if self.early_stop is not None and whole:
             self.early_stop.update(record)
-        if self.best is not None:
+        if self.best is not None and (whole or self.best.metric.startswith("test_")):
             self.best.update(record)
         return record
 
@@ -328,11 +385,7 @@ class Trainer(Evaluator):
         return out
 
     def _epoch_data(self) -> Dataset:
-        augment = self.config.data.augment
-        dataset = self.dataset.at(self.epoch) if isinstance(self.dataset, Patched) else self.dataset
-        if not augment.flip and not augment.crop_pad:
-            return dataset
-        return AugmentedDataset(dataset, augment, self.config.train.seed, self.epoch)
+        return augmented(self.dataset.at(self.epoch), self.config.data.augment, self.config.train.seed, self.epoch)
 
     # Checkpoints.
 
@@ -365,7 +418,7 @@ class Trainer(Evaluator):
         CheckpointError
             It is damaged, or of another network, optimizer or seed; on all ranks alike.
         """
-        found: bool = self.transport.bcast(latest(as_path(directory)) is not None)
+        found: bool = self.transport.bcast(newest(as_path(directory)) is not None)
         if found:
             self.load(directory)
         return found
@@ -375,7 +428,7 @@ class Trainer(Evaluator):
         path = self.find(directory, which)
         meta = load(path, self.worker, self.optimizer, lambda meta: self._check_fixed(path, meta))
         self.step, self.epoch, self.micro = int(meta["step"]), int(meta["epoch"]), int(meta["micro"])
-        self.batches, self.totals = int(meta["batches"]), Totals(**meta.get("totals", {}))
+        self.batches, self.totals = int(meta["batches"]), Totals.of(meta.get("totals", {}))
         if self.early_stop is not None and "early_stop" in meta:
             self.early_stop.load_state_dict(meta["early_stop"])
         if self.scaler is not None and "loss_scale" in meta:

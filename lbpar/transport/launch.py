@@ -304,6 +304,11 @@ def _describe(error: BaseException, rank: int, size: int) -> str:
         return "lbpar: interrupted" if rank == 0 else ""
     if isinstance(error, SystemExit):
         return f"lbpar: error: {who}{error.code}" if isinstance(error.code, str) else ""
+    if isinstance(error, UnicodeEncodeError):  # of a path; streams write what they can
+        return (
+            f"lbpar: error: {who}{error.object!a} cannot be written in the encoding {error.encoding} of this system; set a locale of UTF-8, "
+            "for example LC_ALL=C.UTF-8."
+        )
     trace = "".join(traceback.format_exception(error)).rstrip()
     return f"{trace}\nlbpar: error: {who}{type(error).__name__}, which lbpar did not expect; see the traceback above."
 

@@ -28,8 +28,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -136,12 +137,13 @@ class MpiTransport(Transport):
     def _start(self, call: Call, buf: Any, out: Any, after: Event) -> Request:
         assert call.dtype is not None
         if call.dtype.char not in _DTYPES:
-            if call.kind in SUMS or call.dtype.itemsize != 2:
+            summed = call.kind in SUMS and not (self.room.host and call.dtype.name == "bfloat16")
+            if summed or call.dtype.itemsize != 2:
                 raise Unsupported(
                     f"{call.title}: MPI has no type for {call.dtype}; send float32 or float64, or use NCCL (engine.transport)."
                 )
             bits = replace(call, dtype=np.dtype(np.uint16))
-            return _Viewed(MpiTransport._start(self, bits, _bits(buf), _bits(out), after), out)
+            return _Viewed(MpiTransport._start(self, bits, _bits(buf), _bits(out), after), out, call.dtype)
         group = self.group(call.axes)
         comm = self._group_comm(call.axes)
         messages, elements = call.sent(group, self.rank)
@@ -170,7 +172,7 @@ class MpiTransport(Transport):
             def add() -> None:
                 for part in arrived:
                     if part.size:
-                        reduce_into(own, part, "sum" if call.op == "sum" else "max")
+                        reduce_into(_values(own), _values(part), "sum" if call.op == "sum" else "max")
 
             return _MpiRequest(self, call, requests, (buf, arrived), own, then=add)
         with self._errors(call.title):
@@ -272,6 +274,8 @@ class MpiTransport(Transport):
         out[:] = piece
 
     def _op(self, call: Call) -> Any:
+        if call.dtype == np.uint16:  # the bits of bfloat16: nothing else that is summed has this type
+            return _bfloat16_op("sum" if call.op == "sum" else "max")
         return self._mpi.SUM if call.op == "sum" else self._mpi.MAX
 
     @contextmanager
@@ -294,20 +298,46 @@ class MpiTransport(Transport):
 
 
 class _Viewed(Request):
-    """A move of a type that MPI does not know, as numbers of the same size that it does."""
+    """A move of a type that MPI does not know, as numbers of the same size that it does.
 
-    def __init__(self, inner: Request, result: Any) -> None:
+    ``result`` is where it is written, None where the move makes an array of its own.
+    """
+
+    def __init__(self, inner: Request, result: Any, dtype: np.dtype[Any]) -> None:
         super().__init__(inner._device, inner, result)
-        self._inner = inner
+        self._inner, self._dtype = inner, dtype
 
     def test(self) -> bool:
         return self._inner.test()
 
     def _finish(self) -> Event:
-        self._inner.wait()
+        found = self._inner.wait()
+        if self._result is None:
+            self._result = found.view(self._dtype)
+
+
+def _values(a: Array) -> Array:
+    """An array that is summed, whose type may be bfloat16, seen as such."""
+    if a.dtype != np.uint16:
+        return a
+    from ml_dtypes import bfloat16  # which is there where there are arrays of it
+
+    return a.view(bfloat16)
+
+
+@cache
+def _bfloat16_op(op: Literal["sum", "max"]) -> Any:
+    """MPI's operation on the bits of bfloat16: each sum is rounded, as every sum of that type is."""
+
+    def reduce(part: Any, total: Any, _: Any) -> None:
+        reduce_into(_values(np.frombuffer(total, np.uint16)), _values(np.frombuffer(part, np.uint16)), op)
+
+    return load_mpi().Op.Create(reduce, commute=True)
 
 
 def _bits(a: Any) -> Any:
+    if a is None:
+        return None
     return {r: _bits(x) for r, x in a.items()} if isinstance(a, dict) else a.view(np.uint16)
 
 

@@ -13,7 +13,7 @@ from lbpar.json_text import dumps
 from lbpar.tables import print_table
 from lbpar.transport.arguments import Parser
 from lbpar.transport.launch import connect
-from lbpar.verify.run import MARGINS, TOLERANCES, Verification, verify
+from lbpar.verify.run import TOLERANCES, Verification, verify
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace, result: Verification) -> None:
     kind = "simulated ranks" if result.simulated else "ranks"
-    rounds = ", operands rounded to bfloat16" if result.dtype == BFLOAT16 else ""
-    ours, theirs = f"{result.engine} {result.dtype}", f"numpy float64{rounds}"
+    theirs = result.dtype if result.half and result.engine != "cupy" else "float64"
+    ours, theirs = f"{result.engine} {result.dtype}", f"numpy {theirs}"
     print_table(result.rows(), title=f"{result.procs} {kind} ({ours}) against one ({theirs}), relative differences")
     verdict = "equal" if result.equal(args.tolerance) else "DIFFERENT"
     limit = TOLERANCES[result.dtype] if args.tolerance is None else args.tolerance
@@ -98,8 +98,9 @@ def _notes(args: argparse.Namespace, result: Verification) -> Iterator[str]:
     if result.rounding and args.tolerance is None:
         tensors = result.tensors
         first = max(tensors, key=lambda t: tensors[t] / result.allowed(t))
-        what = "rounding to bfloat16" if result.dtype == BFLOAT16 else "another order of summation"
+        half = result.half or result.dtype == BFLOAT16
+        what = f"rounding to {result.dtype}" if half else "another order of summation"
         yield (
             f"note: {first} differs by {tensors[first]:.3g}, and {what} on one rank changes it by {result.rounding[first]:.3g}; "
-            f"up to {MARGINS[result.dtype]} times as much passes"
+            f"up to {result.margin} times as much passes"
         )

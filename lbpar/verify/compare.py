@@ -6,6 +6,7 @@ input), weight gradients (``layer.weight:grad``), updated weights and running st
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.errors import CommError
-from lbpar.graph.graph import TARGET, Graph
+from lbpar.graph.graph import Graph
 from lbpar.layout.exchange import volume
 from lbpar.layout.grid import Grid
 from lbpar.layout.runs import flat_index, indices
@@ -25,9 +26,10 @@ from lbpar.program.steps import Buffer, Program
 from lbpar.program.words import itemsize
 from lbpar.random import fold, normal, uniform
 from lbpar.runtime.binding import MicroBatch
-from lbpar.runtime.executor import Executor, run_lockstep
+from lbpar.runtime.delayed import Pipe
+from lbpar.runtime.executor import Executor, UpdateRule, run_lockstep
 from lbpar.runtime.initial import initial_state
-from lbpar.runtime.optim.base import Optimizer
+from lbpar.runtime.optim.base import Optimizer, flat
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.room import check_room
 from lbpar.runtime.worker import norms_over_ranks
@@ -91,6 +93,11 @@ class Update:
         Batches whose gradients are added.
     micro_batches : int
         Parts that each batch has, with and without stages.
+    loss_scale : float
+        What gradients are multiplied by on their way back, a power of two.
+    stages : mapping of str to int, optional
+        Stage of each layer, where gradients are delayed: then there are as many updates, with batches of their own, that every stage has
+        taken some gradients of the age that it will take all others of.
     """
 
     graph: Graph
@@ -101,6 +108,17 @@ class Update:
     clip_norm: float | None = None
     accumulate: int = 1
     micro_batches: int = 1
+    loss_scale: float = 1.0
+    stages: Mapping[str, int] | None = None
+
+    @property
+    def ages(self) -> dict[str, int]:
+        """With delayed gradients: how many updates old the gradient of each parameter is when it is applied."""
+        if self.stages is None:
+            return {}
+        last = max(self.stages.values())
+        trained = (n for n, p in self.graph.params().items() if p.kind != "statistic")
+        return {n: last - self.stages[n.rpartition(".")[0]] for n in trained}
 
     def programs(self, plan: Plan, fused: bool = True, rims: bool = False) -> list[Program]:
         """The program of each batch, keeping every array; options are those of `lower`."""
@@ -118,7 +136,8 @@ class Update:
             )
 
         if self.accumulate == 1:
-            return [program("reduce")]
+            updates = 1 if self.stages is None else 2 * (1 + max(self.stages.values()))
+            return [program("reduce")] * updates
         return [program("accumulate")] * (self.accumulate - 1) + [program("last")]
 
     def executors(self, programs: Sequence[Program], engine: Engine, transport: Transport) -> list[Executor]:
@@ -126,10 +145,12 @@ class Update:
         layouts = programs[-1].params
         drawn = initial_state(self.graph.params(), layouts, transport.rank, self.seed, engine.dtype)
         state, held = {name: engine.from_host(a) for name, a in drawn.items()}, dict[str, Array]()
-        rule, norms = self.rule(engine), norms_over_ranks(layouts, transport, engine)
+        rule, norms = self.rule(engine), norms_over_ranks(layouts, transport, engine, programs[-1].plan.update_axes)
         rule.engine = engine
 
         def apply(params: Mapping[str, Array], grads: Mapping[str, Array]) -> None:
+            if self.loss_scale != 1:
+                engine.unscale([flat(name, g) for name, g in grads.items()], 1 / self.loss_scale)
             if self.clip_norm is not None:
                 clip_by_global_norm(grads, self.clip_norm, norms, engine)
             rule.step(params, grads, self.lr, norms)
@@ -137,7 +158,7 @@ class Update:
         made = []
         for i, program in enumerate(programs):
             executor = Executor(program, engine, transport, state, held)
-            executor.micro_batch = MicroBatch(self.seed, i, 1 / len(programs))
+            executor.micro_batch = MicroBatch(self.seed, i, 1 / len(programs), self.loss_scale)
             executor.on_update = apply
             made.append(executor)
         return made
@@ -151,13 +172,14 @@ class Update:
         shape, dtype = self.graph.shapes(self.batch)[source], executor.engine.dtype
         samples, *rest = held.layout.box(executor.transport.rank)
         box = (tuple((held.first + lo, held.first + hi) for lo, hi in samples), *rest)
-        key = fold(fold(self.seed, 17, int(source == TARGET)), executor.micro_batch.number)
+        key = fold(fold(self.seed, 17, [n.name for n in self.graph.inputs].index(source)), executor.micro_batch.number)
         index = flat_index(box, shape)
-        if source != TARGET:
+        output = next((o for o, (target, _) in self.graph.compared.items() if target == source), None)
+        if output is None:
             return normal(key, index).astype(dtype)
-        output = self.graph.shapes(self.batch)[self.graph.output]
-        if self.graph[TARGET].op.dtype == "int64":  # type: ignore[attr-defined]
-            return np.minimum((uniform(key, index) * output[-1]).astype(np.int64), output[-1] - 1)
+        classes = self.graph.shapes(self.batch)[output][-1]
+        if self.graph[source].op.dtype == "int64":  # type: ignore[attr-defined]
+            return np.minimum((uniform(key, index) * classes).astype(np.int64), classes - 1)
         return uniform(key, index).astype(dtype)
 
 
@@ -198,8 +220,9 @@ class Reference:
         pipeline = Pipeline(micro_batches=update.micro_batches) if update.micro_batches > 1 else None
         programs = update.programs(Plan(Grid(), pipeline=pipeline), fused=False)
         check_room(programs[-1], engine.dtype.name)
-        for executor in update.executors(programs, engine, SingleTransport()):
-            executor.run(update.feeds(executor))
+        executors = update.executors(programs, engine, SingleTransport())
+        (with_old_weights if update.ages else run_all)(update, executors)
+        executor = executors[-1]
         held = {v: executor.arrays[b] for v, b in executor.program.values.items() if b in executor.arrays}
         self.values = {v: engine.to_host(a) for v, a in (held | executor.state).items()}
         self._noise = self._cancelled()
@@ -250,12 +273,15 @@ def verify_virtual(reference: Reference, plan: Plan, engine: Engine | None = Non
     update, engine = reference.update, engine or reference.engine
     world, programs = VirtualWorld(plan.grid, strict=False), update.programs(plan, rims=engine.rims)
     ranks = [update.executors(programs, engine, transport) for transport in world.transports]
-    # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
-    # the lockstep run. No later step reads a weight.
-    late = [_put_off(executors[-1]) for executors in ranks]
-    for batch in zip(*ranks, strict=True):
-        run_lockstep(batch, [update.feeds(e) for e in batch])
-    world.run(lambda t: late[t.rank]())
+    if update.ages:
+        world.run(lambda t: run_all(update, ranks[t.rank]))
+    else:
+        # Norms of split parameters (LARS, LAMB) are sums over ranks, for which all must meet: updates wait for the end of
+        # the lockstep run. No later step reads a weight.
+        late = [_put_off(executors[-1]) for executors in ranks]
+        for batch in zip(*ranks, strict=True):
+            run_lockstep(batch, [update.feeds(e) for e in batch])
+        world.run(lambda t: late[t.rank]())
     counted = [{tag: s.bytes for tag, s in t.counter.by_tag().items()} for t in world.transports]
     parts = [reference.differences(executors[-1]) for executors in ranks]
     return Parity(relative(parts), _bytes(programs, engine, counted))
@@ -267,11 +293,43 @@ def verify_mpi(reference: Reference, plan: Plan, transport: Transport, engine: E
     programs = update.programs(plan, rims=engine.rims)
     executors = update.executors(programs, engine, transport)
     transport.counter.reset()
-    for executor in executors:
-        executor.run(update.feeds(executor))
+    run_all(update, executors)
     counted = transport.allgather_obj({tag: s.bytes for tag, s in transport.counter.by_tag().items()})
     parts = transport.allgather_obj(reference.differences(executors[-1]))
     return Parity(relative(parts), _bytes(programs, engine, counted))
+
+
+def run_all(update: Update, executors: Sequence[Executor]) -> None:
+    """Run all batches on one rank: one after the other, or, where gradients are delayed, several under way at a time. Collective over all ranks."""
+    if not update.ages:
+        for executor in executors:
+            executor.run(update.feeds(executor))
+        return
+    pipe = Pipe(len(executors[-1].program.rounds))
+    for done in (*(pipe.go(e, update.feeds(e)) for e in executors), *pipe.drain()):
+        if done is not None and done is not executors[-1]:
+            done.arrays = {}
+
+
+def with_old_weights(update: Update, executors: Sequence[Executor]) -> None:
+    """Run all batches on one rank that has all weights, each with those of as many updates ago as their gradients are to be old."""
+    state, engine = executors[-1].state, executors[-1].engine
+    kept = {n: deque([engine.copy(state[n])], age + 1) for n, age in update.ages.items()}  # the oldest first
+    for executor in executors:
+        rule = executor.on_update
+        assert rule is not None
+
+        def newest(params: Mapping[str, Array], grads: Mapping[str, Array], rule: UpdateRule = rule) -> None:
+            for n, p in params.items():
+                engine.copy(kept[n][-1], out=p)
+            rule(params, grads)
+            for n, p in params.items():
+                kept[n].append(engine.copy(p))
+
+        executor.on_update = newest
+        for n, versions in kept.items():
+            engine.copy(versions[0], out=state[n])
+        executor.run(update.feeds(executor))
 
 
 def _put_off(executor: Executor) -> Callable[[], None]:
@@ -310,12 +368,17 @@ def _bytes(programs: Sequence[Program], engine: Engine, counted: Sequence[Mappin
     return sent
 
 
-def worst_of_large(exact: Reference, found: Mapping[str, float]) -> float:
-    """Worst relative difference of the tensors that are not small beside others of their kind; of half types, where small ones are
+def large(exact: Reference, found: Mapping[str, float]) -> dict[str, float]:
+    """Relative differences of the tensors that are not small beside others of their kind; of half types, where small ones are
     what is left when larger numbers cancel, the rest is rounding."""
     sizes = {value: root_mean_square(a) for value, a in exact.values.items() if value in found}
     most = _largest_of_kind(sizes)
-    return max((d for value, d in found.items() if sizes[value] > LARGE * most[kind_of(value)]), default=0.0)
+    return {value: d for value, d in found.items() if sizes[value] > LARGE * most[kind_of(value)]}
+
+
+def worst_of_large(exact: Reference, found: Mapping[str, float]) -> float:
+    """Worst of `large`."""
+    return max(large(exact, found).values(), default=0.0)
 
 
 def _largest_of_kind(sizes: Mapping[str, float]) -> dict[str, float]:

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from lbpar.engine.base import Array, Float64Array, Window
+from lbpar.engine.base import Array, Engine, Float64Array, Window
+from lbpar.engine.half import NumpyHalves
 from lbpar.engine.norm import rows_of
 from lbpar.engine.numpy_engine import NumpyEngine
-from lbpar.engine.registry import BFLOAT16
 
 
-def oracle(dtype: str) -> NumpyEngine:
-    """The engine beside which one of ``dtype`` is judged."""
-    return RoundedEngine(np.float64) if dtype == BFLOAT16 else NumpyEngine(np.float64)
+def oracle(tested: Engine, dtype: str) -> NumpyEngine:
+    """The engine beside which one of ``dtype`` is judged.
 
-
-def rounding(dtype: str) -> NumpyEngine:
-    """An engine that differs from the oracle by what rounding in ``dtype`` may do: sums in another order, or operands not rounded."""
-    return NumpyEngine(np.float64) if dtype == BFLOAT16 else HalvedEngine(dtype)
-
-
-class RoundedEngine(NumpyEngine):
-    """The reference with the operands of convolutions and matrix products rounded to bfloat16.
-
-    An engine of dtype bfloat16 gives the same up to the rounding of its sums. Beside the exact gradient it would prove little: the
-    rounding of operands alone moves that of a deep network by tens of per cent.
+    Where the host holds activations in a half type it rounds them as well: beside the exact gradient little would be proved, for rounding
+    alone moves that of a deep network by tens of per cent.
     """
+    return NumpyHalves(dtype) if tested.host and tested.activations != tested.dtype else NumpyEngine(np.float64)
 
 
-def _rounding_operands(name: str) -> Callable[..., Any]:
-    """A product of the reference whose first two arguments are rounded."""
-
-    def product(self: RoundedEngine, a: Array, b: Array, *rest: Any, **named: Any) -> Any:
-        return getattr(super(RoundedEngine, self), name)(rounded(a), rounded(b), *rest, **named)
-
-    return product
-
-
-for _name in ("forward", "backward_data", "backward_weights"):
-    for _kind in ("conv", "linear"):
-        setattr(RoundedEngine, f"{_kind}_{_name}", _rounding_operands(f"{_kind}_{_name}"))
+def rounding(tested: Engine, dtype: str) -> Engine:
+    """An engine that differs from the oracle by what rounding in ``dtype`` may do."""
+    if tested.activations == tested.dtype:
+        return HalvedEngine(dtype)
+    return _HalvedHalves(dtype) if tested.host else tested
 
 
 class HalvedEngine(NumpyEngine):
@@ -99,7 +82,5 @@ class HalvedEngine(NumpyEngine):
         return even + super().norm_backward_sums(rows[1::2], gradients[1::2], mean, invstd)
 
 
-def rounded(a: Array) -> Any:
-    """``a`` rounded to bfloat16, the nearest and of two the even one, in its own type."""
-    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
-    return ((bits + (0x7FFF + (bits >> 16 & 1))) & np.uint32(0xFFFF0000)).view(np.float32).astype(a.dtype)
+class _HalvedHalves(HalvedEngine, NumpyHalves):
+    """The same with activations of a half type, in which partial sums are rounded before they are added."""

@@ -16,22 +16,34 @@ from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import norms, with_norm_stats
 from lbpar.program.norms import check_norms
 from lbpar.program.plan import Plan
+from lbpar.program.random_plan import random_plan
 from lbpar.runtime.devices import over_devices
+from lbpar.runtime.optim.loss_scale import check_scalable
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.text import shorten
+from lbpar.train.delayed import check_delayed
 from lbpar.train.setup import build_graph, build_plan, check_asked, connect_to
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect
 from lbpar.transport.together import check_alike
-from lbpar.verify.compare import Parity, Reference, Update, measure, verify_mpi, verify_virtual
+from lbpar.verify.compare import Parity, Reference, Update, large, measure, verify_mpi, verify_virtual
 from lbpar.verify.oracle import oracle, rounding
-from lbpar.verify.plans import random_plan
 
-TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 2e-2}
+TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 2e-2, "float16": 2.5e-3}
 """Relative differences that pass in any network, by type."""
 
-MARGINS = {"float64": 16, "float32": 16, "bfloat16": 2}
-"""How many times as much as rounding changes on one rank (`lbpar.verify.oracle.rounding`) a plan may change."""
+MARGINS = {"float64": 16, "float32": 16}
+"""How many times as much as sums in another order change on one rank (`lbpar.verify.oracle.rounding`) a plan may change."""
+
+HALF_MARGIN = 16
+"""The same where activations are held in a half type, and on a GPU rounding is what the ranks' own kernels make on one rank."""
+
+HALVES = {"bfloat16": 0.2, "float16": 0.1}
+"""Relative differences, from float64, that rounding of activations explains in tensors that are not small: it happens in every layer, and
+what falls on the other side of a kink counts in full, so that three bits more are worth a root of eight."""
+
+LOSS_SCALES = {"float16": 1024.0}
+"""By what gradients are multiplied on their way back, where the range of the type asks for it."""
 
 MOST_RANKS = 4096
 """Simulated in one process."""
@@ -52,7 +64,9 @@ class Verification:
     engine, dtype : str
         What the ranks computed with.
     rounding : dict of str to float
-        Where a difference exceeds the tolerance: that which rounding makes on one rank, per tensor. `MARGINS` times as much passes, too.
+        Where a difference exceeds the tolerance: that which rounding makes on one rank, per tensor. ``margin`` times as much passes, too.
+    half : bool
+        Activations are held in a half type; the one rank rounds them as well, or computed wholly in float64 for a GPU.
     merged : tuple of str
         Norms whose training statistics the network keeps per group of ranks (``stats: sample`` or ``local``). One rank
         cannot compute the same, so all plans were compared with the statistics of all norms merged over all ranks.
@@ -64,6 +78,7 @@ class Verification:
     dtype: str = "float64"
     plans: dict[str, Parity] = field(default_factory=dict)
     rounding: dict[str, float] = field(default_factory=dict)
+    half: bool = False
     merged: tuple[str, ...] = ()
 
     @property
@@ -80,9 +95,14 @@ class Verification:
                 out[tensor] = max(out.get(tensor, 0.0), difference)
         return out
 
+    @property
+    def margin(self) -> int:
+        """How many times as much as rounding makes on one rank a difference may be."""
+        return HALF_MARGIN if self.half else MARGINS[self.dtype]
+
     def allowed(self, tensor: str) -> float:
         """Largest difference of a tensor that passes."""
-        return max(TOLERANCES[self.dtype], MARGINS[self.dtype] * self.rounding.get(tensor, 0.0))
+        return max(TOLERANCES[self.dtype], self.margin * self.rounding.get(tensor, 0.0))
 
     def equal(self, tolerance: float | None = None) -> bool:
         """Whether no difference exceeds the tolerance; by default that of the type, or what rounding explains."""
@@ -140,9 +160,9 @@ def verify(
         Of the random plans, weights and samples.
     batch : int, optional
         Samples; default: the run file's.
-    engine : {"numpy", "onednn", "auto"}, optional
+    engine : {"numpy", "onednn", "cupy", "auto"}, optional
         Kernels of the ranks; default: numpy for float64, else auto.
-    dtype : {"float64", "float32", "bfloat16"}
+    dtype : {"float64", "float32", "bfloat16", "float16"}
         Type that the ranks compute in.
     transport : Transport, optional
         Default: that of this job. It is closed.
@@ -236,10 +256,21 @@ def verify_plans(
         raise ConfigError(
             "verify: got plans with different numbers of micro-batches; compare those of one number at a time."
         )
-    update = Update(graph, batch, seed, rule, t.optimizer.lr, t.clip_norm, t.accumulate, micros.pop())
-    reference = Reference(update, oracle(dtype), measure(dtype))
+    scale = LOSS_SCALES.get(dtype, 1.0)
+    stages = [dict(plan.pipeline.stages) if plan.pipeline is not None and plan.delayed else None for _, plan in plans]
+    if any(s != stages[0] for s in stages):
+        raise ConfigError(
+            "verify: got plans whose stages delay gradients differently; compare those of the same stages."
+        )
+    for _, plan in plans:
+        check_delayed(config, plan, tested)
+    update = Update(graph, batch, seed, rule, t.optimizer.lr, t.clip_norm, t.accumulate, micros.pop(), scale, stages[0])
+    if scale != 1:
+        check_scalable(update.programs(plans[0][1])[-1])
+    half = tested.activations != tested.dtype
+    reference = Reference(update, oracle(tested, dtype), measure(dtype))
     real = transport.size > 1
-    result = Verification(plans[0][1].grid.size, not real, tested.name, dtype, merged=merged)
+    result = Verification(plans[0][1].grid.size, not real, tested.name, dtype, half=half, merged=merged)
     for name, plan in plans:
         if real:
             transport = over_devices(connect_to(plan.grid, transport), config.engine)
@@ -247,12 +278,15 @@ def verify_plans(
         else:
             result.plans[name] = verify_virtual(reference, plan, tested)
     if TOLERANCES[dtype] < result.worst < float("inf"):
-        result.rounding = transport.bcast(reference.beside(Reference(update, rounding(dtype))))
+        found = reference.beside(Reference(update, rounding(tested, dtype)))
+        if half:
+            found |= {t: min(d, HALVES[dtype] / HALF_MARGIN) for t, d in large(reference, found).items()}
+        result.rounding = transport.bcast(found)
     return result, transport
 
 
 def _engine_name(engine: str | None, dtype: str) -> str:
-    if dtype != "float64":
+    if dtype != "float64" or engine == "cupy":
         return engine or "auto"
     if engine == "onednn":
         raise ConfigError(
@@ -262,13 +296,13 @@ def _engine_name(engine: str | None, dtype: str) -> str:
 
 
 def named_plans(name: str, plan: Plan, graph: Graph, batch: int, count: int, seed: int) -> list[tuple[str, Plan]]:
-    """A plan, followed by ``count`` plans of random legal grids, the same on all ranks."""
+    """A plan, followed by ``count`` plans of random legal grids, the same on all ranks; if the plan computes layers again, they do with others."""
     random = Random(seed)
     p = plan.pipeline
     places = plan.grid.ways(p.axes) if p is not None else 1
 
     def other() -> Plan:
-        found = random_plan(graph, batch, plan.grid.size // places, random)
+        found = random_plan(graph, batch, plan.grid.size // places, random, lean=bool(plan.recompute))
         return found if p is None else found.staged(places, p)
 
     return [(name, plan), *((f"random {i + 1}", other()) for i in range(count))]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Figures that need a machine that does nothing else. From the repository's root, with the environment of CONTRIBUTING.md:
 #   tests/bench/idle.sh [trust] [start] [unet]        default: trust
-#     trust   calibrate as `lbpar calibrate --config` does, then predicted beside measured steps of 140 plans (3 to 5 minutes)
+#     trust   calibrate as `lbpar calibrate --config` does, then predicted beside measured steps of 140 plans (8 minutes;
+#             one network takes 1 to 3: plan_quality.py --networks)
 #     start   64 ranks on the cores there are, their memory, one rank of 1,024 simulated ones (1 minute)
 #     unet    strong scaling of a 3-D U-Net with the planner's plan, by samples and by space (5 minutes)
 set -euo pipefail

@@ -4,12 +4,13 @@
 
 Starts a small network under the mpirun on the path. Wall time depends on what else the machine does; seconds of all
 ranks' CPUs, divided by the cores, are what an idle machine needs at least. Memory is asked for when training is about
-to start: resident (what tools show, shared libraries counted in every rank) and proportional (these shared out).
+to start and when it has ended: resident (what tools show, shared libraries counted in every rank) and proportional (these shared out).
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import gc
 import os
 import resource
@@ -37,6 +38,18 @@ def memory() -> tuple[float, float]:
     return size["Rss:"], size["Pss:"]
 
 
+def say(when: str, found: list[tuple[float, float, float]] | None) -> None:
+    """Print what all ranks have found; only on rank 0."""
+    if found is None:
+        return
+    rss, pss, cpu = (sorted(values) for values in zip(*found, strict=True))
+    print(
+        f"memory of a rank {when}: resident {median(rss):.0f} MB (at most {rss[-1]:.0f}), proportional {median(pss):.0f} MB "
+        f"(at most {pss[-1]:.0f}); CPU {median(cpu):.2f} s a rank, {sum(cpu):.1f} s in all",
+        flush=True,
+    )
+
+
 def rank() -> int:
     """One rank of a job: `lbpar train`, which says how much memory and time it took until it was ready."""
     from lbpar.threads import limit_libraries
@@ -52,15 +65,10 @@ def rank() -> int:
         run = job.run
 
         def told(trainer: Any, *args: Any, **more: Any) -> Any:
-            found = trainer.transport.gather((*memory(), time.process_time()))
-            if found is not None:
-                rss, pss, cpu = (sorted(values) for values in zip(*found, strict=True))
-                print(
-                    f"memory of a rank: resident {median(rss):.0f} MB (at most {rss[-1]:.0f}), proportional {median(pss):.0f} MB "
-                    f"(at most {pss[-1]:.0f}); CPU until ready {median(cpu):.2f} s a rank, {sum(cpu):.1f} s in all",
-                    flush=True,
-                )
-            return run(trainer, *args, **more)
+            say("when it is ready", trainer.transport.gather((*memory(), time.process_time())))
+            out = run(trainer, *args, **more)
+            say("when it has trained", trainer.transport.gather((*memory(), time.process_time())))
+            return out
 
         job.run = told
         return main()
@@ -70,6 +78,7 @@ def rank() -> int:
 
 def start(ranks: int) -> None:
     """Start so many ranks, and print what they say of it."""
+    compileall.compile_dir(Path(__file__).parents[2] / "lbpar", quiet=1)  # as a package is that was installed
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "run.yaml").write_text(RUN)
         command = ["mpirun", "-n", str(ranks), sys.executable, __file__, "--config", "run.yaml"]

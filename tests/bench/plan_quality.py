@@ -4,7 +4,9 @@
 
 Five small networks; all named strategies, the planner's choice and random plans are run and timed, in turn; medians count. Per network: the
 rank correlation of predicted and measured times, the regret of the planner's choice (measured, against the best measured), and by how
-much predictions are off. `--machine own` (the default) first does what `lbpar calibrate --config` would do for each network.
+much predictions are off. Plans that are the same program are measured once. `--machine own` (the default) does what `lbpar calibrate --config` would do for each network, three times, with
+a third of the measurements after each, because cores are tens of percents faster at some times than at others; the planner
+chooses by the first, and the median of what all three predict counts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from itertools import chain
+from dataclasses import replace
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -23,7 +25,8 @@ import numpy as np
 
 from lbpar.calibrate.command import SECONDS
 from lbpar.calibrate.machine import machine_of, measure_machine
-from lbpar.calibrate.samples import own_programs, samples
+from lbpar.calibrate.samples import samples
+from lbpar.calibrate.trust import Watcher
 from lbpar.config.engine import EngineConfig
 from lbpar.cost.machine import Machine
 from lbpar.engine.registry import get_engine
@@ -31,13 +34,14 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.models.registry import build_model
-from lbpar.plan.choose import PricedPlan, Settings, choose_plan
+from lbpar.plan.choose import choose_plan
+from lbpar.plan.priced import PricedPlan, Settings
+from lbpar.program.random_plan import random_plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.rules import SGD
 from lbpar.transport.base import Transport
 from lbpar.transport.launch import connect, run_main
-from lbpar.verify.plans import random_plan
 
 
 def wide() -> Graph:
@@ -98,7 +102,6 @@ class Timed:
         self.rule.engine = engine
         self.rule.init_state({n: a for n, a in state.items() if params[n].kind != "statistic"})
         self.executor.on_update = self.rule.step
-        self.taken: list[float] = []
 
     def step(self) -> float:
         """Run one step; seconds."""
@@ -107,24 +110,22 @@ class Timed:
         self.executor.run(self.feeds)
         return perf_counter() - start
 
-    def sample(self) -> None:
-        """Run two steps and keep the time of the second: a training run finds its own arrays in the caches, not another plan's."""
+    def sample(self) -> float:
+        """Seconds of the second of two steps: a training run finds its own arrays in the caches, not another plan's."""
         self.step()
-        self.taken.append(self.step())
+        return self.step()
 
 
-def calibrated(args: argparse.Namespace, transport: Transport) -> Machine:
+def calibrated(args: argparse.Namespace, graph: Graph, batch: int, transport: Transport) -> Machine:
     """The machine that predictions are made for."""
     engine = EngineConfig(name=args.engine, threads=1)
     if args.machine != "own":
         return machine_of(args.machine, engine, transport)
-    graphs = ((NETWORKS[name][0]().with_loss(CrossEntropy()), NETWORKS[name][1]) for name in args.networks)
-    own = chain.from_iterable(own_programs(graph, batch, transport.size) for graph, batch in graphs)
     began = perf_counter()
-    found = measure_machine(engine, chain(samples(), own), 9, transport, SECONDS)
+    found = measure_machine(engine, samples(), 9, transport, SECONDS, network=(graph, batch))
     if transport.rank == 0:
         print(
-            f"calibrated in {perf_counter() - began:.0f} s; in doubt: {'; '.join(found.trust.doubts()) or 'nothing'}\n",
+            f"calibrated in {perf_counter() - began:.0f} s, whole steps {found.trust.whole.factor:.2f} times as long; in doubt: {'; '.join(found.trust.doubts()) or 'nothing'}",
             flush=True,
         )
     return Machine(found.file)
@@ -151,8 +152,6 @@ def main() -> int:
     p.add_argument("--json")
     args = p.parse_args()
     transport = connect()
-    engine = get_engine(args.engine, "float32", 1)
-    machine = calibrated(args, transport)
     report, errors = {}, {}
     if transport.rank == 0:
         print(
@@ -162,21 +161,40 @@ def main() -> int:
     for name in args.networks:
         make, batch = NETWORKS[name]
         graph = make().with_loss(CrossEntropy())
-        choice = choose_plan(graph, batch, transport.size, machine)
-        settings = Settings(graph, batch, machine, "float32", "momentum")
+        machines = [calibrated(args, graph, batch, transport)]
+        choice = choose_plan(graph, batch, transport.size, machines[0])
+        settings = Settings(graph, batch, machines[0], "float32", "momentum")
         rng = Random(1)
-        outcomes = [choice.priced, *(o for o in choice.others if o is not choice.priced)]
+        outcomes = [
+            choice.priced,
+            *(settings.priced(o.name, o.plan) for o in choice.others if o.name != choice.priced.name),
+        ]
         plans = [random_plan(graph, batch, transport.size, rng) for _ in range(args.random)]
         outcomes += [settings.priced(f"random {i}", plan) for i, plan in enumerate(plans)]
-        timed = [Timed(settings, o, engine, transport) for o in outcomes]
-        for t in timed:
-            t.step()  # libraries warm up
-        for _ in range(args.repeats):  # in turn, so that whatever else the machine does meets all plans alike
+        outcomes = [
+            o for i, o in enumerate(outcomes) if all(o.program.steps != other.program.steps for other in outcomes[:i])
+        ]
+        loads, taken = [], [[] for _ in outcomes]
+        for third in range(3):
+            if args.machine == "own" and third:
+                machines.append(calibrated(args, graph, batch, transport))
+            # Each has an engine to itself, and so memory, as a training run does; where that lies makes up to 15 % of a step.
+            timed = [Timed(settings, o, get_engine(args.engine, "float32", 1), transport) for o in outcomes]
             for t in timed:
-                t.sample()
+                t.step()  # libraries warm up
+            for _ in range(
+                -(-args.repeats // 3)
+            ):  # in turn, so that whatever else the machine does meets all plans alike
+                watcher = Watcher()
+                for t, seconds in zip(timed, taken, strict=True):
+                    seconds.append(t.sample())
+                loads.append(watcher.load().taken)
         counts = min if args.least else median
-        measured = [counts(np.max(transport.allgather_obj(t.taken), axis=0)) for t in timed]
-        predicted = [o.seconds for o in outcomes]
+        measured = [counts(np.max(transport.allgather_obj(seconds), axis=0)) for seconds in taken]
+        every = [
+            [replace(settings, machine=m, known=[]).priced(o.name, o.plan).seconds for m in machines] for o in outcomes
+        ]
+        predicted = [median(seconds) for seconds in every]
         correlation = float(np.corrcoef(ranks(predicted), ranks(measured))[0, 1])
         best = int(np.argmin(measured))
         off = [a / b - 1 for a, b in zip(predicted, measured, strict=True)]
@@ -188,6 +206,10 @@ def main() -> int:
         ]
         report[name] = {"rank_correlation": correlation, "regret": regret, "plans": rows}
         if transport.rank == 0:
+            print(
+                f"{len(machines)} calibrations predict {100 * median(max(e) / min(e) - 1 for e in every):.0f} % apart",
+                flush=True,
+            )
             print(
                 f"| {name} | {len(rows)} | {correlation:.2f} | {outcomes[0].name}, {1e3 * measured[0]:.1f} ms | {outcomes[best].name}, "
                 f"{1e3 * measured[best]:.1f} ms | {100 * regret:.0f} % | {predicted[0] / measured[0]:.2f} "

@@ -14,8 +14,9 @@ from lbpar.cost.machine import find_machine
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.models.registry import build_model
-from lbpar.plan.choose import Settings, choose_plan
+from lbpar.plan.choose import choose_plan
 from lbpar.plan.explain import WEIGHTS, spent_on
+from lbpar.plan.priced import Settings
 from lbpar.program.plan import Plan
 from lbpar.program.words import grid_words
 
@@ -53,7 +54,8 @@ def wide() -> None:
         for batch, procs in ((32, 32), (32, 128), (32, 512), (128, 128), (128, 512)):
             choice = choose_plan(graph, batch, procs, machine)
             best, data = choice.priced, next(o for o in choice.others if o.name == "data")
-            sums = [o.price.by(spent_on).get(WEIGHTS, 0.0) for o in (data, best)]
+            whole = Settings(graph, batch, machine, "float32", "momentum").priced("data", data.plan)
+            sums = [o.price.by(spent_on).get(WEIGHTS, 0.0) for o in (whole, best)]
             times = f"{1e3 * data.seconds:.1f} | {1e3 * best.seconds:.1f} | {data.seconds / best.seconds:.2f}"
             print(f"| {width:g} | {batch} | {procs} | {times} | {sums[0] / sums[1]:.1f} |", flush=True)
 

@@ -72,13 +72,17 @@ class Described:
 
 
 class Lbpar(Described):
-    def __init__(self, case: str, dtype: str = "float32") -> None:
+    def __init__(self, case: str, dtype: str = "float32", plan: Plan | None = None) -> None:
         super().__init__(case)
         engine = get_engine("onednn", dtype, args.threads)
-        self.worker = Worker(self.graph, Plan(Grid()), engine, SingleTransport())
+        self.worker = Worker(self.graph, plan or Plan(Grid()), engine, SingleTransport())
         self.executor = self.worker.executor(self.batch)
         sgd = SGD(RATE, momentum=0.9)
         sgd.engine = engine
+        kinds = self.worker.params
+        sgd.init_state(
+            {n: a for n, a in self.worker.state.items() if kinds[n].kind != "statistic"}
+        )  # as trainers do, first
         self.executor.on_update = lambda p, g: sgd.step(p, g, RATE)
         feeds = self.executor.program.feeds
         self.feeds = {b: self.t if s == TARGET else self.x for b, s in feeds.items()}

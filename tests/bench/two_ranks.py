@@ -89,6 +89,13 @@ def staged(model: dict[str, Any], batch: int) -> dict[str, Job]:
 CASES: dict[str, dict[str, Job]] = {
     "stages-vgg": staged(VGG_LIKE, 64),
     "stages-unet": staged(UNET_LIKE, 32),
+    "stages-k": {
+        "1 rank, 16 micro-batches": job(VGG_LIKE, 64, 1, strategy="data", micro_batches=16),
+        "K = 2, 1F1B": job(VGG_LIKE, 64, 2, strategy="data", stages=2, schedule="1f1b", micro_batches=16),
+        "K = 4, 1F1B (oversubscribed where there are fewer cores)": job(
+            VGG_LIKE, 64, 4, strategy="data", stages=4, schedule="1f1b", micro_batches=16
+        ),
+    },
     "ddp-resnet18-32": {
         "DDP, 2 × 1 thread": ddp(SMALL, 64),
         "lbpar, samples 2": job(SMALL, 64, strategy="data"),
@@ -130,7 +137,7 @@ CASES: dict[str, dict[str, Job]] = {
 def run_lbpar(spec: Job, steps: int) -> None:
     """One process of an lbpar job: rank 0 prints the median step time and the predicted one."""
     from lbpar import api
-    from lbpar.train.setup import build_graph, build_plan
+    from lbpar.train.setup import build_graph, build_plan, connect_to
     from lbpar.train.trainer import Trainer
     from lbpar.transport.launch import connect
 
@@ -150,7 +157,8 @@ def run_lbpar(spec: Job, steps: int) -> None:
     )
     transport = connect()
     graph = build_graph(config)
-    plan = build_plan(config, graph, transport.size)
+    plan = build_plan(config, graph, transport.size, transport=transport)  # ranks that choose for themselves may differ
+    transport = connect_to(plan.grid, transport)
     trainer = Trainer(config, graph, plan, transport)
     times = []
     for _ in range(2 + steps):
@@ -167,7 +175,7 @@ def run_lbpar(spec: Job, steps: int) -> None:
 def predicted_seconds(config: Any, graph: Any, plan: Any, transport: Any) -> float | None:
     """Seconds of a step as lbpar's cost model prices the plan, on rank 0; None on the others. Called by all ranks."""
     from lbpar.calibrate.machine import machine_of
-    from lbpar.plan.choose import Settings
+    from lbpar.plan.priced import Settings
     from lbpar.plan.resolve import optimizer_name
 
     machine = machine_of(config.machine, config.engine, transport)

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice, takewhile
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lbpar.calibrate import kernel_speeds
+from lbpar.calibrate import kernel_speeds, links
 from lbpar.calibrate.kernel_speeds import Sample, measure_compute, run_samples
-from lbpar.calibrate.links import Timed, fit, node_size
+from lbpar.calibrate.links import Timed, fit, measure_links, node_size
 from lbpar.calibrate.machine import machine_of
 from lbpar.calibrate.nobody import Nobody
-from lbpar.calibrate.samples import networks, own_programs, samples
-from lbpar.calibrate.spread import spread
+from lbpar.calibrate.samples import networks, own_programs, samples, samples_by_turns
+from lbpar.calibrate.spread import spread, unsure
 from lbpar.config.engine import EngineConfig
 from lbpar.cost.kernel_time import kernel_seconds, touched
 from lbpar.cost.machine import Machine, find_machine
@@ -25,7 +26,11 @@ from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
+from lbpar.program.steps import Compute, Free, Program
 from lbpar.runtime.binding import BINDERS
+from lbpar.runtime.executor import Executor
+from lbpar.transport.base import Transport
+from lbpar.transport.virtual import VirtualWorld
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -68,6 +73,7 @@ def test_samples_show_every_kernel_that_takes_time() -> None:
         "count_known_hits",
         "softmax_first",
         "error_sums",
+        "sample_counts",
     }
     missing = {k for k in BINDERS if k not in seen and not any(k.startswith(r) for r in rare)}
     assert missing <= {"identity", "norm_sums", "norm_moments", "norm_backward_data_add", "thin"}
@@ -92,7 +98,7 @@ def test_nodes_are_runs_of_equal_length(hosts: str, size: int) -> None:
 
 
 def timed(seconds: float, messages: float, size: int, packing: float = 0.0) -> Timed:
-    return Timed("node", "allgather", 2, size, seconds, 0.0, (messages, float(size), packing))
+    return Timed("node", "allgather", 2, size, seconds, 0.0, 0.0, 9, (messages, float(size), packing))
 
 
 SIZES = [(2, 256), (2, 4096), (4, 65_536), (2, 1 << 20), (2, 1 << 23)]
@@ -134,6 +140,46 @@ def test_spread_is_half_the_distance_of_the_quartiles() -> None:
     assert spread([7.0]) == 0.0
 
 
+def test_the_median_of_many_repetitions_is_surer_than_one_of_them() -> None:
+    """Its standard error is what medians of so many drawings are apart."""
+    draw = np.random.default_rng(3)
+    for n in (9, 25, 100):
+        runs = draw.normal(1.0, 0.2, (4000, n))
+        assert np.mean([unsure(list(r)) for r in runs]) == pytest.approx(np.std(np.median(runs, axis=1)), rel=0.12)
+    assert unsure([1.0, 1.0]) == 1.0
+
+
+def links_of(budget: float) -> list[Timed]:
+    def rank(transport: Transport) -> list[Timed]:
+        engine = get_engine("numpy", "float32", 1)
+        return measure_links(engine, transport, ["a", "a"], False, find_machine("laptop").file, budget)[1]
+
+    (found, same) = VirtualWorld(Grid((2,))).run(rank)
+    assert found == same
+    return found
+
+
+def test_moves_whose_medians_are_not_sure_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here those of which there are fewer than thirty repetitions, until time is over."""
+    monkeypatch.setattr(links, "MOST_ROUNDS", 7)
+    monkeypatch.setattr(links, "ROWS", (1, 64))
+    monkeypatch.setattr(links, "MOST_ROWS", 128)
+    monkeypatch.setattr(links, "unsure", lambda times: 0.3 if len(times) < 30 else 0.01)
+    found = links_of(10.0)
+    assert {t.repeats for t in found} == {7 + 5 * links.MORE_ROUNDS} and {t.unsure for t in found} == {0.01}
+    monkeypatch.setattr(links, "MOST_REPEATS", 17)
+    assert {t.repeats for t in links_of(10.0)} == {7 + 2 * links.MORE_ROUNDS}
+
+
+def test_a_machine_too_slow_for_all_moves_has_some_of_every_link_and_all_in_doubt() -> None:
+    found = links_of(0.0)
+    of_kind = {kind: [t.bytes for t in found if t.kind == kind] for kind in links.MOVES}
+    every = (*links.ROWS, links.MOST_ROWS)
+    assert all(links.SIZES <= len(sizes) < len(every) for sizes in of_kind.values())
+    assert min(of_kind["allreduce"]) == 256 and max(of_kind["allreduce"]) >= links.ROWS[3] * 256
+    assert all(t.repeats == 1 and t.unsure == 1.0 for t in found)
+
+
 def test_a_networks_own_kernels_are_measured_on_the_blocks_that_ranks_have() -> None:
     """Every split of two ranks, without the other rank; the numbers that arrive from it are zero."""
     g = GraphBuilder((8, 8, 4))
@@ -165,5 +211,70 @@ def test_a_kernel_that_takes_no_time_is_fast(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernel_speeds, "run_samples", lambda *_: iter(found))
     monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
     compute, _ = measure_compute(engine, "float32", [], 1)
-    machine = Machine(find_machine("laptop").file.model_copy(update={"compute": compute}))
+    fast = compute.model_copy(update={"memory_bandwidth": 1e21})  # copies are measured here and now
+    machine = Machine(find_machine("laptop").file.model_copy(update={"compute": fast}))
     assert all(0 <= float(kernel_seconds(machine, s.kernel, s.local, "float32")) < 1e-5 for s in found)
+
+
+def test_freeing_counts_as_the_kernel_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel takes one tick of the clock, and every step that frees, too."""
+    engine, clock = get_engine("numpy", "float32", 1), count()
+    monkeypatch.setattr(engine, "mark", lambda: next(clock), raising=False)
+    monkeypatch.setattr(engine, "elapsed", lambda start, end: float(end - start), raising=False)
+    program = next(samples())
+    monkeypatch.setattr(Executor, "execute", lambda self, index: None)
+    found = [s.seconds for s in run_samples(engine, [program], 2)]
+    steps = program.steps
+    kernels = [i for i, s in enumerate(steps) if isinstance(s, Compute)]
+    want = [1.0 + len(list(takewhile(lambda s: isinstance(s, Free), steps[i + 1 :]))) for i in kernels]
+    assert found == want and max(want) > 1
+
+
+def test_as_many_networks_take_turns_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are shown come out, in order, however many there is room for at a time."""
+    engine, programs = get_engine("numpy", "float32", 1), list(islice(samples(), 4))
+
+    def names(room: int) -> list[str]:
+        monkeypatch.setattr(kernel_speeds, "ROOM", room)
+        return [s.kernel.name for s in run_samples(engine, iter(programs), 1)]
+
+    assert names(1) == names(1 << 30) and len(names(1)) > 4
+
+
+def test_a_limited_time_is_for_some_programs_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on by a second whenever it is looked at, as it may on a machine that is busy."""
+    clock, ran = count(), Counter[int]()
+    monkeypatch.setattr(kernel_speeds, "perf_counter", lambda: float(next(clock)))
+    once = kernel_speeds._Run.once
+
+    def noted(run: Any) -> None:
+        ran[id(run)] += 1
+        once(run)
+
+    monkeypatch.setattr(kernel_speeds._Run, "once", noted)
+    engine, programs = get_engine("numpy", "float32", 1), samples_by_turns()
+    found = list(run_samples(engine, programs, 3, 50.0, every=False))
+    assert (
+        15 <= len(ran) <= 20 and min(ran.values()) >= 2
+    )  # of what is ready, 40 % of the time, each at least once after its first run
+    assert sum(ran.values()) < 4 * len(ran)
+    few = len(ran)
+    ran.clear()
+    list(run_samples(engine, islice(samples(), few + 5), 3, 50.0))
+    assert len(ran) == few + 5 and set(ran.values()) <= {2, 3}  # all of them, but not once more
+    assert {s.kernel.product for s in found} == {"forward", "backward_data", "backward_weights", None}
+
+
+def test_the_samples_by_turns_are_the_samples() -> None:
+    def kinds(programs: Iterator[Program]) -> list[str]:
+        return sorted(f"{p.batch} {[n.op for n in p.graph.nodes]}" for p in programs)
+
+    assert kinds(samples_by_turns()) == kinds(samples())
+
+
+def test_copies_of_parts_are_measured_with_their_start() -> None:
+    compute = measure_compute(get_engine("numpy", "float32", 1), "float32", islice(samples(), 1), 3)[0]
+    assert set(compute.speeds) == {"rows", "columns", "update"} and compute.starts["slice"] > 0
+    machine = Machine(find_machine("laptop").file.model_copy(update={"compute": compute}))
+    assert machine.copy_seconds(1e6, True) == pytest.approx(2e6 / compute.speeds["columns"])
+    assert machine.copy_seconds(1e6) == pytest.approx(2e6 / compute.speeds["rows"])

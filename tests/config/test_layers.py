@@ -49,7 +49,7 @@ def test_every_op_of_the_contract() -> None:
         ("[{filters: 2}]", "model.layers[0]: got fields (filters), expected a field 'op'"),
         ("[{op: conv, filters: 2, kernal: 3}]", "model.layers[0].kernal: unknown field (got 3); did you mean 'kernel'?"),
         ("[{op: conv, filters: 2, kernal: 3}]", "model.layers[0].kernel: missing; it is required"),
-        ("[{op: relu, slope: 1}]", "model.layers[0].slope: unknown field (got 1); Known: name, from, op"),
+        ("[{op: relu, slope: 1}]", "model.layers[0].slope: unknown field (got 1); Known: name, from, share, op"),
         ("[{op: conv, filters: 2, kernel: 0}]", "model.layers[0].kernel: got 0, expected a whole number of at least 1"),
         ("[{op: conv, filters: 2, kernel: 3, pad: [1, -1]}]", "model.layers[0].pad: got [1, -1], expected a whole"),
         ("[{op: conv, filters: 2, kernel: 3, pad: [[1, 2, 3]]}]", "[before, after]"),

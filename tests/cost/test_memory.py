@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbpar.cost.memory import LIBRARIES, MESSAGES, memory
+from lbpar.cost.memory import LIBRARIES, MESSAGES, SCRATCH, memory
 from lbpar.cost.price import local_bytes
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.ops.losses import LOSSES, CrossEntropy
@@ -17,14 +17,15 @@ from lbpar.program.steps import Free, writes
 from tests.cost.nets import even
 
 
-def test_half_types_halve_the_memory_of_activations_on_gpus() -> None:
+def test_half_types_halve_the_memory_of_activations() -> None:
     graph = build_model("resnet18", input=(64, 64, 3)).with_loss(CrossEntropy())
     program = lower(graph, Plan(Grid()), 64)
     full, half = (memory(program, dtype, halves=True, workspace=1 << 20) for dtype in ("float32", "bfloat16"))
     assert half.activations == pytest.approx(full.activations / 2, rel=0.1)
     assert (half.weights, half.optimizer) == (full.weights, full.optimizer)
     assert half.peak < full.peak - 0.4 * full.activations
-    assert memory(program, "bfloat16", halves=True).peak == half.peak - (1 << 20)
+    on_cpus = memory(program, "bfloat16").peak - (half.peak - (1 << 20))
+    assert 0 < on_cpus <= SCRATCH
 
 
 def test_memory_follows_the_frees() -> None:

@@ -35,14 +35,18 @@ def program(places: int, micros: int, schedule: Schedule, each: int = 1, layers:
     return lower(graph, plan, 4 * micros, input_grad=True)
 
 
-def simulated(p: Program) -> Simulation:
+def priced_alike(p: Program) -> Price:
     """Every convolution, its gradient and that of its weights take a second, all else nothing."""
     steps = []
     for s in p.steps:
         work = isinstance(s, Compute) and s.kernel.name.startswith("conv")
         kind = s.move.kind if isinstance(s, Start) else "compute" if isinstance(s, Compute) else "none"
         steps.append(StepPrice(kind, "", "forward", float(work)))
-    return simulate(p, Price(tuple(steps)), MACHINE)
+    return Price(tuple(steps))
+
+
+def simulated(p: Program) -> Simulation:
+    return simulate(p, priced_alike(p), MACHINE)
 
 
 @pytest.mark.parametrize(("places", "micros"), [(1, 3), (2, 4), (3, 6), (4, 8), (8, 16)])
@@ -73,3 +77,33 @@ def test_weights_are_those_of_a_stage() -> None:
     whole = sum(q.size for q in p.graph.params().values()) * 4
     assert [m.weights for m in memory_of_stages(p)] == [whole // 4] * 4
     assert [m.optimizer for m in memory_of_stages(p)] == [whole // 4] * 4
+
+
+@pytest.mark.parametrize("places", [2, 3, 4, 8])
+def test_delayed_gradients_leave_no_stage_idle(places: int) -> None:
+    """The period is a stage's own work, as in one of K-th of the network; an exact schedule of one batch makes all wait for all."""
+    found = simulated(program(places, 1, "delayed"))
+    assert found.seconds == pytest.approx(3) and found.busy == pytest.approx((3,) * places)
+    assert found.bubble == pytest.approx(0, abs=1e-12)
+    assert simulated(program(places, 1, "1f1b")).seconds == 3 * places
+
+
+def test_the_slowest_stage_sets_the_period() -> None:
+    """Of seven convolutions over three stages one has three."""
+    p = program(3, 1, "delayed", layers=7)
+    found = simulated(p)
+    assert sorted(found.busy) == pytest.approx([6, 6, 9])
+    assert found.seconds == pytest.approx(9) and found.bubble == pytest.approx(1 - 21 / 27)
+
+
+def test_what_delayed_gradients_keep_is_counted() -> None:
+    """Stage k of K, from 1 on: K - k older versions of its weights, and, at its peak, K - k + 1 batches' activations. Of these stages
+    of two convolutions keep what both read, and the array that is just made; the input of all batches under way lies in the first."""
+    array, p = 4 * 8 * 8 * 16 * 4, program(4, 1, "delayed", layers=8)
+    whole = sum(q.size for q in p.graph.params().values()) * 4
+    held = memory_of_stages(p)
+    assert [m.weights for m in held] == [n * whole // 4 for n in (4, 3, 2, 1)]
+    assert [m.optimizer for m in held] == [whole // 4] * 4
+    assert [m.activations // array for m in held[:3]] == [4 + 4 + 1, 2 * 3 + 1, 2 * 2 + 1]
+    plain = memory_of_stages(program(4, 1, "1f1b", layers=8))
+    assert [m.weights for m in plain] == [whole // 4] * 4

@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.native.cache import find, keep, private, temporary
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +39,9 @@ _SHARED = re.compile(
 )
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\w+\)\s+)?(?P<type>[\w: ]+?)\s+(?P<name>\w+)\[\];")
 _lock = threading.Lock()
+
+RAN: set[tuple[str, str]] = set()
+"""Kernels that have run in this process, by file and name."""
 
 
 class EmulationError(Exception):
@@ -64,11 +68,14 @@ class Emulator:
         defines: Mapping[str, Any] | None = None,
         replace: Mapping[str, str] | None = None,
     ) -> None:
-        self.names = {name: i for i, name in enumerate(dict.fromkeys(name_expressions))}
-        self.library = ctypes.CDLL(
-            str(_built(KERNELS / source_name, tuple(self.names), sanitize, defines or {}, replace or {}))
-        )
+        self._file, self.names = str(source_name), tuple(dict.fromkeys(name_expressions))
+        alone = bool(defines or replace)
+        self._functions: dict[str, tuple[ctypes.CDLL, int]] = {}
+        for names in [self.names] if alone else _groups(str(source_name), self.names):
+            library = ctypes.CDLL(str(_built(KERNELS / source_name, names, sanitize, defines or {}, replace or {})))
+            self._functions |= {name: (library, i) for i, name in enumerate(names)}
         self._sizes: dict[str, list[int]] = {}
+        self.launched: set[str] = set()
 
     def launch(
         self,
@@ -80,10 +87,12 @@ class Emulator:
         order: int | None = None,
     ) -> None:
         """Run a kernel, as ``RawKernel.__call__``: arrays and ints of the host are pointers, NumPy scalars are values."""
-        number = self.names[name]
-        values = [_argument(name, i, arg, size) for i, (arg, size) in enumerate(self._matched(name, number, args))]
+        self.launched.add(name)
+        RAN.add((self._file, name))
+        library, number = self._functions[name]
+        values = [_argument(name, i, arg, size) for i, (arg, size) in enumerate(self._matched(name, args))]
         pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
-        run = self.library[f"launch_{number}"]
+        run = library[f"launch_{number}"]
         run.restype, run.argtypes = (
             ctypes.c_char_p,
             [ctypes.c_void_p] * 2 + [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p],
@@ -97,15 +106,23 @@ class Emulator:
         if error:
             raise EmulationError(f"{name}, grid {tuple(grid)}, block {tuple(block)}: {error.decode()}")
 
-    def _matched(self, name: str, number: int, args: Sequence[Any]) -> list[tuple[Any, int]]:
+    def _matched(self, name: str, args: Sequence[Any]) -> list[tuple[Any, int]]:
         if name not in self._sizes:
+            library, number = self._functions[name]
             room = (ctypes.c_int * 64)()
-            count = self.library[f"describe_{number}"](room)
+            count = library[f"describe_{number}"](room)
             self._sizes[name] = list(room[:count])
         sizes = self._sizes[name]
         if len(sizes) != len(args):
             raise EmulationError(f"{name} takes {len(sizes)} arguments, {len(args)} were given")
         return list(zip(args, sizes, strict=True))
+
+
+def _groups(file: str, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Names that are compiled together: those that the engine loads together, whoever asks for some of them, and the rest."""
+    shared = [group for group in GROUPS.get(file, ()) if not set(group).isdisjoint(names)]
+    rest = tuple(name for name in names if not any(name in group for group in shared))
+    return [*shared, rest] if rest else shared
 
 
 def _argument(name: str, i: int, arg: Any, size: int) -> np.ndarray:
@@ -135,6 +152,13 @@ def _check_shape(name: str, grid: list[Any], block: list[Any]) -> None:
     threads = int(np.prod(block, dtype=np.int64))
     if not 0 < threads <= 1024 or block[2] > 64 or min(grid) < 1 or max(grid[1:]) > 65535 or grid[0] >= 1 << 31:
         raise EmulationError(f"{name}: no device takes a grid of {grid} with blocks of {block}")
+
+
+def as_launched(source_name: str, names: Sequence[str], check: Callable[[Emulator], Any], **options: Any) -> None:
+    """Run a check, and once more with no other kernels than it launched, built with options of `Emulator`."""
+    right = Emulator(source_name, names)
+    check(right)
+    check(Emulator(source_name, sorted(right.launched), **options))
 
 
 def sanitized(command: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
@@ -196,7 +220,7 @@ def complaints(
 
 def _files(source: Path, names: Sequence[str], replace: Mapping[str, str]) -> dict[str, str]:
     """What the compiler gets for the kernels of one file: the file, all headers, and launchers."""
-    files = {source.name: source.read_text()} | {p.name: p.read_text() for p in sorted(KERNELS.glob("*.cuh"))}
+    files = dict(_included(source))
     for old, new in replace.items():
         if (found := sum(text.count(old) for text in files.values())) != 1:
             raise EmulationError(f"{source.name} and the headers have {found} times {old!r}, expected once")
@@ -205,6 +229,15 @@ def _files(source: Path, names: Sequence[str], replace: Mapping[str, str]) -> di
     launchers = "\n".join(f"EMULATED_KERNEL({i}, {name})" for i, name in enumerate(names))
     files["main.cpp"] = f'#include "cuda_on_cpu.h"\n#include "{source.name}"\n{launchers}\n'
     return files
+
+
+def _included(file: Path) -> Iterator[tuple[str, str]]:
+    """A file and the headers of the kernels that it includes."""
+    text = file.read_text()
+    yield file.name, text
+    for name in re.findall(r'^#include "([\w.]+)"$', text, flags=re.MULTILINE):
+        if (KERNELS / name).exists():
+            yield from _included(KERNELS / name)
 
 
 def _built(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 KINDS = {"float": np.float32, "double": np.float64, "__half": np.float16, "__nv_bfloat16": ml_dtypes.bfloat16}
 """Name in CUDA C++ to NumPy type."""
+
+ALL_KINDS = ["float", "__nv_bfloat16", *(pytest.param(k, marks=pytest.mark.slow) for k in ("double", "__half"))]
+"""Parameters of fixtures: those that differ in how they are stored and added up first."""
 
 ROUNDING = {"float": 2.0**-24, "double": 2.0**-53, "__half": 2.0**-11, "__nv_bfloat16": 2.0**-8}
 """Largest relative error of rounding to a type."""

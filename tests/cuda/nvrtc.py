@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lbpar.engine.cupy.kernels import OPTIONS, source
 
-ARCHITECTURES = ("sm_70", "sm_80", "sm_90", "sm_100")
+ARCHITECTURES = {"sm_70": 80, "sm_80": 108, "sm_90": 132, "sm_100": 148}
+"""With the multiprocessors of V100, A100, H100 and B200."""
 
 
 class CompileError(Exception):

@@ -5,36 +5,51 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
-from lbpar.engine.cupy.launch_conv import usual_kernels
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.cupy.tiles import Card
+from lbpar.selftest.gpu import FAST, TYPES
+from lbpar.selftest.wanted import launched
 from tests.cuda.nvrtc import ARCHITECTURES, Resources, compile_kernels
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"
+TILED = ("gemm.cu", "convolution.cu", "grouped.cu", "rims.cu")
+"""Files of products, whose kernels are one for each way to cut them."""
+
 START, END = "<!-- table -->", "<!-- end -->"
 
 
+_once = Lock()
+
+
 @cache
+def _usual() -> dict[str, dict[str, dict[str, int]]]:
+    cards = [Card(int(a.removeprefix("sm_")), processors) for a, processors in ARCHITECTURES.items()]
+    found = launched(cards, [*TYPES.values(), *FAST.values()], plans=3)
+    return dict(zip(ARCHITECTURES, found, strict=True))
+
+
 def usual(architecture: str) -> dict[str, dict[str, int]]:
-    """Per file, the tiled kernels that usual layers launch, with the shared memory that they ask for."""
-    return usual_kernels(Card(architecture=int(architecture.removeprefix("sm_"))))
+    """Per file, the tiled kernels that the self-test launches, with the shared memory that they ask for."""
+    with _once:
+        return _usual()[architecture]
 
 
-def groups_of(architecture: str) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """What is compiled ahead, and what the tiled kernels launch for usual layers: a group for each kernel and element type."""
-    groups = dict(GROUPS)
-    for file, names in usual(architecture).items():
-        kinds = dict.fromkeys(name.split(",")[0].rstrip(">") for name in names)
-        groups[file] = tuple(tuple(n for n in names if n.split(",")[0].rstrip(">") == kind) for kind in kinds)
-    return groups
+def groups_of(file: str, architecture: str) -> tuple[tuple[str, ...], ...]:
+    """What is compiled ahead, or what the self-test launches: a group for each kernel and element type."""
+    if file in GROUPS:
+        return GROUPS[file]
+    names = usual(architecture)[file]
+    kinds = dict.fromkeys(name.split(",")[0].rstrip(">") for name in names)
+    return tuple(tuple(n for n in names if n.split(",")[0].rstrip(">") == kind) for kind in kinds)
 
 
 def rows_of(file: str) -> list[str]:
     """A line per kernel: the most that any of its instantiations takes."""
     found: dict[str, list[Resources]] = {}
     for architecture in ARCHITECTURES:
-        for names in filter(None, groups_of(architecture)[file]):
+        for names in filter(None, groups_of(file, architecture)):
             for r in compile_kernels(file, names, architecture):
                 found.setdefault(r.name.split("<")[0], []).append(r)
     lines = []
@@ -48,7 +63,7 @@ def rows_of(file: str) -> list[str]:
 
 
 def main(files: list[str]) -> None:
-    text, known = PAGE.read_text(encoding="utf-8"), groups_of(ARCHITECTURES[-1])
+    text, known = PAGE.read_text(encoding="utf-8"), (*GROUPS, *TILED)
     before, rest = text.split(START)
     old, after = rest.split(END)
     kept = [line for line in old.splitlines() if line.startswith("| ") and line.split(" ")[1] in known]

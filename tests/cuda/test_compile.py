@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from lbpar.engine.cupy.names import GROUPS
 from tests.cuda import resources
-from tests.cuda.nvrtc import ARCHITECTURES, CompileError, compile_kernels, library
+from tests.cuda.beside import Beside, beside
+from tests.cuda.nvrtc import ARCHITECTURES, CompileError, Resources, compile_kernels, library
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason="needs the wheels nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12"
 )
 
-GROUPS = {architecture: resources.groups_of(architecture) for architecture in ARCHITECTURES}
 CASES = [
-    pytest.param(
-        file,
-        number,
-        arch,
-        id=f"{file}-{number}-{arch}",
-        marks=[] if number == 0 and arch == "sm_90" else pytest.mark.slow,
-    )
+    pytest.param(file, arch, id=f"{file}-{arch}", marks=[] if quick else pytest.mark.slow)
     for arch in ARCHITECTURES
-    for file, groups in GROUPS[arch].items()
-    for number, names in enumerate(groups)
-    if names
+    for file in (*GROUPS, *resources.TILED)
+    for quick in [arch == "sm_90" and file in ("dropout.cu", "pack.cu", "updates.cu")]
 ]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("file,number,architecture", CASES)
-def test_compiles_and_does_not_spill(file: str, number: int, architecture: str) -> None:
-    names = GROUPS[architecture][file][number]
-    rows = compile_kernels(file, names, architecture)
-    assert [r.name for r in rows] == list(names)
-    assert all(r.registers > 0 for r in rows)
-    assert not [r for r in rows if r.spilled or r.stack]
-    assert not [r for r in rows if r.shared > 48 << 10]
+def compiled(file: str, architecture: str) -> list[tuple[tuple[str, ...], list[Resources]]]:
+    """All that the self-test launches, and with it all that are compiled together."""
+    groups = filter(None, resources.groups_of(file, architecture))
+    return [(names, compile_kernels(file, names, architecture)) for names in groups]
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest) -> Iterator[Beside]:
+    yield from beside(request, compiled, "file", "architecture")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("file,architecture", CASES)
+def test_compiles_and_does_not_spill(report: Beside, file: str, architecture: str) -> None:
+    found = report(file, architecture)
+    assert found
+    for names, rows in found:
+        assert [r.name for r in rows] == list(names)
+        assert all(r.registers > 0 for r in rows)
+        assert not [r for r in rows if r.spilled or r.stack]
+        assert not [r for r in rows if r.shared > 48 << 10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_products_are_not_compiled_together(architecture: str) -> None:
+    assert set(resources.usual(architecture)) == set(resources.TILED)
 
 
 def test_errors_are_those_of_the_compiler() -> None:
@@ -48,7 +62,7 @@ def test_errors_are_those_of_the_compiler() -> None:
 def test_table_of_resources_is_up_to_date() -> None:
     """Names and architectures; the numbers belong to a version of the compiler."""
     text = resources.PAGE.read_text(encoding="utf-8")
-    for file, groups in GROUPS[ARCHITECTURES[-1]].items():
-        for names in groups:
+    for file in (*GROUPS, *resources.TILED):
+        for names in resources.groups_of(file, "sm_90"):
             for name in names:
                 assert f"| {file} | `{name.split('<')[0]}` |" in text, "run `python -m tests.cuda.resources`"

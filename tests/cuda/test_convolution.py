@@ -114,9 +114,15 @@ def test_shapes(math: str) -> None:
     everything(math).check()
 
 
-@pytest.mark.parametrize("math", ["bfloat16", "tf32", "float64"])
+@pytest.mark.parametrize("math", [m for m in MATHS if m != "float32"])
 def test_types(math: str) -> None:
-    Cases(math).add("strided", SHAPES["strided"]).check()
+    """Whole, grouped, and in parts that are added up."""
+    cases = Cases(math).add("strided", SHAPES["strided"]).add("depth-wise", SHAPES["depth-wise"])
+    cases.check()
+    split = Cases(math, Card(tiles=SMALL, processors=40))
+    split.add("parts", (2, (9, 8), (5, 4), (W(3, 2, 1, 1), W(3, 2, 1, 0)), 1, 64, 64), ("y",))
+    assert len(split.jobs[0][0].launches) == 2
+    split.check()
 
 
 def test_first_tensor_cores() -> None:
@@ -267,8 +273,9 @@ def test_interior_and_rims(name: str) -> None:
     check_rims(name, "float32")
 
 
-def test_rims_on_tensor_cores() -> None:
-    check_rims("3-D", "bfloat16")
+@pytest.mark.parametrize("math", [m for m in MATHS if m != "float32"])
+def test_rims_of_other_types(math: str) -> None:
+    check_rims("3-D", math)
 
 
 def test_boxes_of_the_gradient_for_the_input() -> None:
@@ -326,20 +333,6 @@ def test_faults_are_found(fault: str) -> None:
             check_rims("3-D", "float32", replace={old: new})
         else:
             Cases("float32").add(fault, case, (which,)).check(replace={old: new})
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "splits",
-        pytest.param("shapes or types or first_tensor or rims", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-    ],
-)
-def test_under_sanitizers(tests: str) -> None:
-    """Not a byte is read outside of an array or of shared memory, and no arithmetic is undefined."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-m", "not slow"]
-    done = sanitized([*command, "-k", f"({tests}) and not sanitizers"])
-    assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 @pytest.mark.slow

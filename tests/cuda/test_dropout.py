@@ -27,7 +27,7 @@ def run(module: Emulator, name: str, x: np.ndarray, rate: float, index: Sequence
     y, places = np.full_like(x, 99), np.zeros((), PLACES)
     places["extent"] = [1] * (5 - x.ndim) + list(x.shape)
     places["of"][5 - x.ndim :] = [i.ctypes.data for i in index]
-    module.launch(name, (3,), (64,), [y, x, np.float64(rate), np.uint64(KEY), places])
+    module.launch(name, (3,), (64,), [y, x, np.float64(rate), np.uint64(KEY), 0, places])
     return y
 
 
@@ -75,6 +75,15 @@ def test_a_split_tensor_is_the_whole(dropout: Emulator) -> None:
     part = np.ascontiguousarray(x[1:3, 2:, 3:8])
     cut = run(dropout, "dropout<float, i32>", part, 0.5, block(part.shape, (1, 2, 3), whole))
     np.testing.assert_array_equal(cut, y[1:3, 2:, 3:8])
+
+
+def test_the_key_may_lie_on_the_device(dropout: Emulator) -> None:
+    x, index = normal(0, (5, 6)), block((5, 6), (0, 0), (5, 6))
+    y, places = np.full_like(x, 99), np.zeros((), PLACES)
+    places["extent"], places["of"][3:] = [1, 1, 1, 5, 6], [i.ctypes.data for i in index]
+    args = [y, x, np.float64(0.5), np.uint64(1), np.array([KEY], np.uint64), places]
+    dropout.launch("dropout<float, i32>", (3,), (64,), args)
+    np.testing.assert_array_equal(y, ENGINE.dropout(x, 0.5, KEY, index))
 
 
 def test_beyond_the_limit_of_32_bits() -> None:

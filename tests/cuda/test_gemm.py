@@ -7,11 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lbpar.engine.cupy.launch_conv import usual_kernels
 from lbpar.engine.cupy.launch_gemm import Operand, gemm, linear_forward
 from lbpar.engine.cupy.tiles import MATHS, TILES, Card, choose, divisor
+from tests.cuda import nvrtc
 from tests.cuda.emulator import EmulationError, compiler_found
 from tests.cuda.jobs import ARCHITECTURES, DTYPES, integers, run
+from tests.cuda.resources import usual
 
 pytestmark = [
     pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler"),
@@ -119,11 +120,12 @@ def test_addresses_of_any_alignment() -> None:
         np.testing.assert_array_equal(c.astype(float), a.astype(float) @ b.astype(float).T)
 
 
-@pytest.mark.parametrize("architecture", [70, 80, 100])
-def test_usual_launches_fit(architecture: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
+def test_usual_launches_fit(architecture: str) -> None:
     """Within what any card of the architecture gives a block, more than 48 KiB only where copies are asynchronous."""
-    most = 48 << 10 if architecture < 80 else 96 << 10
-    kernels = usual_kernels(Card(architecture))
+    most = 48 << 10 if architecture == "sm_70" else 96 << 10
+    kernels = usual(architecture)
     assert {"gemm.cu", "convolution.cu", "grouped.cu", "rims.cu"} == set(kernels)
     assert all(shared <= most for names in kernels.values() for shared in names.values())
 

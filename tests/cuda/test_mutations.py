@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lbpar.engine.base import LocalWindow
+from lbpar.engine.cupy.names import GROUPS
 from tests.cuda import (
     test_activations,
     test_dropout,
+    test_label_losses,
+    test_lines,
     test_losses,
     test_norm,
     test_pack,
@@ -21,6 +24,7 @@ from tests.cuda import (
     test_updates,
 )
 from tests.cuda.emulator import EmulationError, Emulator, compiler_found, complaints
+from tests.cuda.engine import OnEmulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")]
 
@@ -51,12 +55,24 @@ def in_both_orders(check: Check) -> Check:
     return run
 
 
+def on(file: str, test: Callable[..., Any], *args: Any) -> Check:
+    """A test of the engine's methods, with the kernels of a file from a module."""
+
+    def run(module: Emulator) -> None:
+        engine = OnEmulation(np.float32)
+        engine.use(file, module)
+        test(("float", engine), *args)
+
+    return run
+
+
 SHAPE = (301, 16)
-CASES: list[tuple[str, list[str], str, str, Check]] = [
+LABELS = [*GROUPS["label_losses.cu"][0], *GROUPS["label_losses.cu"][-1]]
+CASES: list[tuple[str, Sequence[str], str, str, Check]] = [
     # what a wrong step reads or writes
     ("pack.cu", test_pack.NAMES, "o.from += i * p.from_step[d];", "o.from += i * p.to_step[d];", lambda m: test_pack.test_parts_go_to_a_buffer_and_back(m, np.float32, test_pack.CUTS[0])),
-    ("pack.cu", test_pack.NAMES, "all.first_tile[k + 1] <=", "all.first_tile[k + 1] <", lambda m: test_pack.test_all_pieces_of_a_move_in_one_launch(m)),
-    ("pack.cu", test_pack.NAMES, "(rows.written ? row : i) * p.to_step[d]", "i * p.to_step[d]", lambda m: test_pack.test_listed_rows(m, "float")),
+    ("pack.cu", test_pack.NAMES, "all.first_tile[k + 1] <=", "all.first_tile[k + 1] <", lambda m: test_pack.test_all_pieces_of_a_move_in_one_launch(m, np.float32, 8, "uint4")),
+    ("pack.cu", test_pack.NAMES, "(rows.written ? row : i) * p.to_step[d]", "i * p.to_step[d]", lambda m: test_pack.test_sums_of_listed_rows(m, "float")),
     # statistics
     ("norm.cu", test_norm.names("float"), "a[1] += b[1] + distance * distance * share", "a[1] += b[1] + distance * share", of_kind(test_norm.test_statistics, SHAPE, 0.0)),
     ("norm.cu", test_norm.names("float"), "        __syncthreads();\n        if (p.active && p.row < rows - half) {", "        if (p.active && p.row < rows - half) {", in_both_orders(of_kind(test_norm.test_statistics, SHAPE, 0.0))),
@@ -71,6 +87,13 @@ CASES: list[tuple[str, list[str], str, str, Check]] = [
     ("losses.cu", test_losses.losses_names("float"), "(c < t && d == own)", "(c <= t && d == own)", of_kind(test_losses.test_cross_entropy_over_split_classes, (41, 17), 8, 0.0)),
     ("losses.cu", test_losses.losses_names("float"), "if (c == t) g -= hit;", "if (c == t + class_start) g -= hit;", of_kind(test_losses.test_cross_entropy_over_split_classes, (41, 17), 8, 0.1)),
     ("softmax.cu", test_losses.softmax_names("float"), "row - row % (32 / WIDTH) < rows", "row < rows", of_kind(test_losses.test_softmax, (41, 17), 8)),
+    # losses over labels, lines
+    ("label_losses.cu", LABELS, "const bool counts = !(f < 0) && by != 0;", "const bool counts = by != 0;", on("label_losses.cu", test_label_losses.test_weighed_entropy, (3, 70, 3), 2.0, 0.1)),
+    ("label_losses.cu", LABELS, "if (t == ignore) return;", "", on("label_losses.cu", test_label_losses.test_regions, (3, 70, 3), 1, True)),
+    ("label_losses.cu", LABELS, "slopes + row / positions * channels", "slopes", on("label_losses.cu", test_label_losses.test_regions, (3, 70, 3), 1, True)),
+    ("label_losses.cu", LABELS, "? c : channels;", "? channels - 1 - c : channels;", on("label_losses.cu", test_label_losses.test_what_metrics_follow_from, (3, 70, 3))),
+    ("lines.cu", GROUPS["lines.cu"][0], "(start + index[t]) * s.inner", "(start + j) * s.inner", on("lines.cu", test_lines.test_lines, "linear", 3)),
+    ("prelu.cu", GROUPS["prelu.cu"][0], "slope[one ? 0 : channel + j]", "slope[one ? 0 : j]", on("prelu.cu", test_lines.test_prelu, (41, 130), False)),
     # dropout
     ("dropout.cu", ["dropout<float, i32>"], "round < 10", "round < 9", dropout),
     ("dropout.cu", ["dropout<float, i32>"], "if (index >> 2 != counter)", "if (j == 0)", dropout),
@@ -90,17 +113,14 @@ CASES: list[tuple[str, list[str], str, str, Check]] = [
 ]  # fmt: skip
 
 
-def kernels(file: str, names: list[str], old: str | None = None, new: str = "") -> Emulator:
-    return Emulator(file, names, replace={} if old is None else {old: new})
-
-
 @pytest.mark.parametrize(
     "file,names,old,new,check", CASES, ids=[f"{c[0]}: {c[2].split()[0]}... {i}" for i, c in enumerate(CASES)]
 )
-def test_is_noticed(file: str, names: list[str], old: str, new: str, check: Check) -> None:
-    check(kernels(file, names))
-    with pytest.raises(NOTICED):
-        check(kernels(file, names, old, new))
+def test_is_noticed(file: str, names: Sequence[str], old: str, new: str, check: Check) -> None:
+    right = Emulator(file, names)
+    check(right)
+    with pytest.raises(NOTICED):  # only what the check launches is compiled again
+        check(Emulator(file, sorted(right.launched), replace={old: new}))
 
 
 INDICES = {
@@ -109,6 +129,9 @@ INDICES = {
     "pooling.cu": test_pooling.names("float", "i64"),
     "softmax.cu": test_losses.softmax_names("float"),
     "losses.cu": test_losses.losses_names("float"),
+    "label_losses.cu": LABELS,
+    "lines.cu": ["along_lines<float, i64>"],
+    "prelu.cu": GROUPS["prelu.cu"][0],
     "updates.cu": test_updates.names(),
     "dropout.cu": ["dropout<float, i64>"],
     "pointwise.cu": test_pointwise.names("float"),

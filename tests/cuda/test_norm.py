@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lbpar.engine.numpy_engine import NumpyEngine
-from tests.cuda.emulator import Emulator, compiler_found
+from tests.cuda.emulator import Emulator, as_launched, compiler_found
 from tests.cuda.kinds import KINDS, assert_close, normal, wide
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
@@ -212,11 +212,14 @@ def test_nan_and_infinity_reach_the_statistics(kernels: tuple[str, Emulator]) ->
 
 
 def test_beyond_the_limit_of_32_bits() -> None:
-    module = Emulator("norm.cu", names("float"), defines={"EMULATED_INT_LIMIT": 2000})
     x, shift = normal(0, (1000, 8)), np.zeros(8)
-    sums = sums_of(module, "float", x, shift)
-    np.testing.assert_allclose(sums[0] + sums[1], wide(x).sum(axis=0), atol=1e-2)
-    for test, shape in ((test_apply, (1000, 8)), (test_backward, (1000, 3))):
-        test(("float", module), shape, False)
-    test_sums_per_channel(("float", module), 3, (1000, 8))
-    test_bias(("float", module), (1000, 3))
+
+    def check(module: Emulator) -> None:
+        sums = sums_of(module, "float", x, shift)
+        np.testing.assert_allclose(sums[0] + sums[1], wide(x).sum(axis=0), atol=1e-2)
+        for test, shape in ((test_apply, (1000, 8)), (test_backward, (1000, 3))):
+            test(("float", module), shape, False)
+        test_sums_per_channel(("float", module), 3, (1000, 8))
+        test_bias(("float", module), (1000, 3))
+
+    as_launched("norm.cu", names("float"), check, defines={"EMULATED_INT_LIMIT": 2000})

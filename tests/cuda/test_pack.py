@@ -8,21 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.cupy.pieces import THREADS, Box, Launch, moves, rows, sums
 from lbpar.engine.device import HOST
 from tests.cuda.emulator import EmulationError, Emulator, compiler_found
-from tests.cuda.kinds import assert_close, normal
+from tests.cuda.kinds import KINDS, assert_close, normal, wide
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
-NAMES = [f"move_pieces<{u}, i32, {n}>" for u in ("u8", "u16", "u32", "uint2", "uint4") for n in (1, 24)]
-NAMES += [f"move_pieces<u32, i64, {n}>" for n in (1, 24)]
-NAMES += [
-    f"add_pieces<{t}, {n}, {i}, 1>" for t, n, i in (("float", 1, "i64"), ("float", 1, "i32"), ("float", 4, "i32"))
-]
-NAMES += [f"add_pieces<__half, {n}, i32, 24>" for n in (1, 8)]
-NAMES += [f"move_rows<{u}, i32>" for u in ("u16", "u32")] + [
-    f"add_rows<{t}, i32>" for t in ("float", "__half", "double")
-]
+NAMES = [name for group in GROUPS["pack.cu"] for name in group]
+NAMES += [*(f"move_pieces<u32, i64, {n}>" for n in (1, 24)), "add_pieces<float, 1, i64, 1>"]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +60,20 @@ def test_parts_go_to_a_buffer_and_back(pack: Emulator, dtype: type, cut: Any) ->
     np.testing.assert_array_equal(back, expected)
 
 
-def test_all_pieces_of_a_move_in_one_launch(pack: Emulator) -> None:
+@pytest.mark.parametrize(
+    "dtype,channels,unit",
+    [
+        (np.float32, 8, "uint4"),
+        (np.uint8, 7, "u8"),
+        (np.float16, 7, "u16"),
+        (np.float32, 7, "u32"),
+        (np.float64, 7, "uint2"),
+    ],
+)
+def test_all_pieces_of_a_move_in_one_launch(pack: Emulator, dtype: type, channels: int, unit: str) -> None:
     """The ghosts of a block's 26 neighbours: 24 pieces in a launch, units per alignment."""
-    a, spans = normal(0, (2, 6, 7, 8, 8)), (slice(0, 1), slice(1, -1), slice(-1, None))
+    a = (50 * normal(0, (2, 6, 7, 8, channels))).astype(dtype)
+    spans = (slice(0, 1), slice(1, -1), slice(-1, None))
     cuts = [(slice(None), x, y, z) for x in spans for y in spans for z in spans][:13]
     buffer = np.zeros(sum(a[c].size for c in cuts), a.dtype)
     boxes, at = [], 0
@@ -77,7 +82,7 @@ def test_all_pieces_of_a_move_in_one_launch(pack: Emulator) -> None:
         boxes.append(box(buffer[at : at + part.size].reshape(part.shape), part))
         at += part.size
     launches = list(moves(boxes, a.itemsize))
-    assert [name for name, _, _ in launches] == ["move_pieces<uint4, i32, 24>"]
+    assert [name for name, _, _ in launches] == [f"move_pieces<{unit}, i32, 24>"]
     run(pack, launches)
     np.testing.assert_array_equal(buffer, np.concatenate([a[c].reshape(-1) for c in cuts]))
 
@@ -91,45 +96,50 @@ def test_units_follow_alignment() -> None:
     assert next(moves([box(a[:, :32], b[:, :32])], 2))[0].startswith("move_pieces<u16")
 
 
-@pytest.mark.parametrize(
-    "kind,cut", [("float", np.s_[:, 1:4, :, 1:6]), ("float", np.s_[:, 1:4]), ("__half", np.s_[:, :, 1:2])]
-)
-def test_sums(pack: Emulator, kind: str, cut: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cut", [np.s_[:, 1:4, :, 1:6], np.s_[:, 1:4]])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_sums(pack: Emulator, kind: str, cut: Any, pieces: int) -> None:
+    """By elements, and by 16 bytes."""
     a, more = normal(1, (3, 5, 4, 8), kind), normal(2, (3, 5, 4, 8), kind)[cut].copy()
     expected = a.copy()
     expected[cut] += more
-    half = more.shape[0] // 2
-    boxes = [box(a[cut], more)]
-    if kind == "__half":  # two pieces
-        boxes = [box(a[cut][:half], more[:half]), box(a[cut][half:], more[half:])]
-    run(pack, list(sums(boxes, kind, a.itemsize)))
+    parts = [slice(0, 3)] if pieces == 1 else [slice(0, 1), slice(1, 3)]
+    run(pack, list(sums([box(a[cut][part], more[part]) for part in parts], kind, a.itemsize)))
     assert_close(a, expected, kind, 1)
 
 
-@pytest.mark.parametrize("kind", ["float", "__half", "double"])
-def test_listed_rows(pack: Emulator, kind: str) -> None:
-    """As `Device.pack` and `unpack` with lists; rows that occur twice count twice in a sum."""
-    a, index = normal(3, (5, 6, 7), kind), (np.array([4, 0, 0]), slice(1, 6, 2), np.array([2, 2, 5, 6]))
-    part = HOST.pack(a, index)
-    lists = [
+ROWS = (np.array([4, 0, 0]), slice(1, 6, 2), np.array([2, 2, 5, 6]))
+
+
+def listed(a: np.ndarray) -> list[np.ndarray]:
+    return [
         np.array(range(*i.indices(n)) if isinstance(i, slice) else i, np.int64)
-        for i, n in zip(index, a.shape, strict=True)
+        for i, n in zip(ROWS, a.shape, strict=True)
     ]
-    addresses = [lists[0].ctypes.data, lists[1].ctypes.data, lists[2].ctypes.data]
-    if kind != "double":
-        out = np.zeros_like(part)
-        launches = rows(
-            Box(out.ctypes.data, a.ctypes.data, out.shape, out.strides, a.strides), addresses, False, None, a.itemsize
-        )
-        run(pack, list(launches))
-        np.testing.assert_array_equal(out, part)
-    total, expected = a.copy(), a.copy()
-    HOST.unpack(part, expected, index, accumulate=True)
-    launches = rows(
-        Box(total.ctypes.data, part.ctypes.data, part.shape, a.strides, part.strides), addresses, True, kind, a.itemsize
-    )
-    run(pack, list(launches))
-    assert_close(total, expected, kind)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
+def test_listed_rows(pack: Emulator, dtype: type) -> None:
+    """As `Device.pack` with lists."""
+    a = (50 * normal(3, (5, 6, 7))).astype(dtype)
+    part, lists = HOST.pack(a, ROWS), listed(a)
+    out = np.zeros_like(part)
+    moved = Box(out.ctypes.data, a.ctypes.data, out.shape, out.strides, a.strides)
+    run(pack, list(rows(moved, [i.ctypes.data for i in lists], False, None, a.itemsize)))
+    np.testing.assert_array_equal(out, part)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_listed_rows(pack: Emulator, kind: str) -> None:
+    """As `Device.unpack` with lists; rows that occur twice count twice."""
+    a = normal(3, (5, 6, 7), kind)
+    part, lists = HOST.pack(a, ROWS), listed(a)
+    total, expected = a.copy(), wide(a)
+    HOST.unpack(wide(part), expected, ROWS, accumulate=True)
+    added = Box(total.ctypes.data, part.ctypes.data, part.shape, a.strides, part.strides)
+    run(pack, list(rows(added, [i.ctypes.data for i in lists], True, kind, a.itemsize)))
+    assert_close(total, expected, kind, 8)
 
 
 def test_beyond_the_limit_of_32_bits() -> None:

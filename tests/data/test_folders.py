@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -152,3 +153,22 @@ def test_names_that_are_no_text(tmp_path, capsys) -> None:
         Image.fromarray(np.zeros((2, 2), np.uint8)).save(os.fsdecode(os.path.join(root, name, b"1.png")))
     assert main(["convert", str(tmp_path / "p"), "--out", str(tmp_path / "o.h5")]) == 2
     assert "this name cannot be stored; rename the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int16", "float32"])
+def test_stacks_of_planes_with_masks(kind: str, tmp_path: Path) -> None:
+    """TIFF files of many pages are volumes, and so are their masks; types are kept."""
+    tifffile = pytest.importorskip("tifffile")
+    rng, made = np.random.default_rng(4), {}
+    for i in range(2):
+        x, y = rng.integers(0, 200, (5, 7, 6)).astype(kind), rng.integers(0, 3, (5, 7, 6)).astype(np.uint8)
+        made[i] = x, y
+        for folder, values in (("images", x), ("masks", y)):
+            (tmp_path / "s" / folder).mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(tmp_path / "s" / folder / f"{i}.tif", values, photometric="minisblack")
+    assert main(["convert", str(tmp_path / "s"), "--out", str(tmp_path / "s.h5")]) == 0
+    with h5py.File(tmp_path / "s.h5") as f:
+        assert f["x"].dtype == kind and f["x"].shape == (2, 5, 7, 6, 1) and f["y"].dtype == np.uint8
+        for i, (x, y) in made.items():
+            np.testing.assert_array_equal(f["x"][i, ..., 0], x)
+            np.testing.assert_array_equal(f["y"][i], y)

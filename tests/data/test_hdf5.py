@@ -85,7 +85,8 @@ def test_reads_only_the_box(path: Path, monkeypatch) -> None:
 def test_cache_reads_once_and_keeps_to_its_room(path: Path, monkeypatch) -> None:
     box: Box = (((0, 5),), ((0, 3),), ((0, 7),), ((0, 3),))
     data = Hdf5Dataset(path, "train", cache=11 * 5 * 3 * 7 * 3 * 4)
-    data.read(np.array([1]), box)
+    for _ in range(2):  # what is asked for again is kept
+        data.read(np.array([1]), box)
     monkeypatch.setattr(Hdf5Dataset, "_slabs", lambda *_: pytest.fail("read again"))
     np.testing.assert_array_equal(data.read(np.array([4, 0]), box), part(X, [4, 0], box))
     with pytest.raises(pytest.fail.Exception):
@@ -94,8 +95,9 @@ def test_cache_reads_once_and_keeps_to_its_room(path: Path, monkeypatch) -> None
 
 def test_results_are_copies(path: Path) -> None:
     data = Hdf5Dataset(path, "train", cache=10**9)
-    data.read(np.array([0]))[...] = 99
-    data.read_targets(np.array([0]))[...] = 99
+    for _ in range(3):
+        data.read(np.array([0]))[...] = 99
+        data.read_targets(np.array([0]))[...] = 99
     np.testing.assert_array_equal(data.read(np.array([0])), X[:1])
     np.testing.assert_array_equal(data.read_targets(np.array([0])), Y[:1])
 
@@ -147,6 +149,51 @@ def test_classes_come_from_the_labels_where_nobody_says(tmp_path) -> None:
     write(tmp_path / "a.h5", [Split("train", X, y)])
     assert check_targets(Hdf5Dataset(tmp_path / "a.h5")) == y.max()
     assert f"labels one per sample, {y.max() + 1} classes" in describe(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "told"),
+    [
+        ((2, 64, 64, 64, 1), (1, 64, 64, 64, 1), "as 1 x 8 x 64 x 64 x 1"),
+        ((2, 64, 64, 64, 1), (1, 8, 64, 64, 1), ""),
+        ((2, 64, 64, 64, 1), None, ""),
+        ((2, 16, 16, 16, 1), (1, 16, 16, 16, 1), ""),
+    ],
+)
+def test_chunks_that_all_processes_decompress_are_told(
+    shape: tuple[int, ...], chunks: tuple[int, ...] | None, told: str, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("x", data=np.zeros(shape, np.uint8), chunks=chunks, compression="gzip" if chunks else None)
+        f["y"] = np.zeros(len(f["x"]), np.uint8)
+    text = describe(tmp_path / "a.h5")
+    assert ("chunks hold whole samples" in text) == bool(told) and told in text
+
+
+@pytest.mark.parametrize("kind", ["u1", "i2", "u4"])
+def test_labels_keep_their_type(kind: str, tmp_path: Path) -> None:
+    y = np.arange(2 * 3 * 3).reshape(2, 3, 3) % 5
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["x"], f["y"] = np.zeros((2, 3, 3, 1), "f4"), y.astype(kind)
+    for cache in (0, 10**6):
+        got = Hdf5Dataset(tmp_path / "a.h5", cache=cache).read_targets(np.array([1, 0]))
+        assert got.dtype == np.dtype(kind)
+        np.testing.assert_array_equal(got, y[[1, 0]])
+
+
+def test_labels_with_gaps_are_listed(tmp_path: Path) -> None:
+    y = np.arange(3 * 4 * 4).reshape(3, 4, 4).astype(np.uint8) % 3
+    for first, more, said in (
+        (255, {}, "4 values: 0, 1, 2, 255; 255 often stands for 'no class'"),
+        (7, {}, "4 values: 0, 1, 2, 7\n"),
+        (3, {}, "4 classes\n"),
+        (3, {"classes": 9}, "4 values: 0, 1, 2, 3 (of 9 classes)\n"),
+    ):
+        y[0, 0, 0] = first
+        with h5py.File(tmp_path / "gaps.h5", "w") as f:
+            f["x"], f["y"] = np.zeros((3, 4, 4, 1), "f4"), y
+            f["y"].attrs.update(more)
+        assert f"labels one per voxel 4 x 4, {said}" in describe(tmp_path / "gaps.h5") + "\n"
 
 
 @pytest.mark.parametrize("most", [2 * 5 * 6 * 7, 50])

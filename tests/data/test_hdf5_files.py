@@ -46,6 +46,45 @@ def test_names_types_chunks_and_shares(old: Path, tmp_path: Path, capsys: pytest
     np.testing.assert_array_equal(Hdf5Dataset(again, "test").read(np.arange(3)), test.read(np.arange(3)))
 
 
+def test_several_inputs_and_targets_keep_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts, size = RNG.standard_normal((10, 5)).astype(np.float32), RNG.standard_normal((10, 2))
+    with h5py.File(tmp_path / "old.h5", "w") as f:
+        f["image"], f["facts"], f["mask"], f["size"], f["kind"] = X, facts, X[..., 0] % 3, size, Y
+        f["kind"].attrs["classes"] = ["a", "b", "c", "d"]
+    options = ["--x", "image,facts", "--y", "mask,size,kind", "--test-share", "0.3", "--chunk", "2", "--normalise"]
+    assert main(["convert", str(tmp_path / "old.h5"), "--out", str(tmp_path / "new.h5"), *options]) == 0
+    said = capsys.readouterr().out
+    assert "facts: 5, float32, gzip chunks (1, 2)" in said and "kind: labels one per sample" in said
+    with h5py.File(tmp_path / "new.h5") as f:
+        assert set(f["train"]) == set(f["test"]) == {"image", "facts", "mask", "size", "kind"}
+        assert f["train/image"].chunks == (1, 2, 3, 2) and f["train/kind"].attrs["classes"].tolist() == [
+            b"a",
+            b"b",
+            b"c",
+            b"d",
+        ]
+        all_facts = np.concatenate([f["train/facts"], f["test/facts"]])
+        order = [int(np.flatnonzero((facts == row).all(1))[0]) for row in all_facts]
+        assert sorted(order) == list(range(10))
+        for name, source in (("image", X), ("mask", X[..., 0] % 3), ("size", size), ("kind", Y)):
+            np.testing.assert_array_equal(np.concatenate([f[f"train/{name}"], f[f"test/{name}"]]), source[order])
+            assert f[f"train/{name}"].dtype == source.dtype
+        for name, source, scale in (("image", X, 255), ("facts", facts, 1)):  # of the training split, in both
+            own = source[order[:7]].astype(float).reshape(-1, source.shape[-1]) / scale
+            np.testing.assert_allclose(f[f"test/{name}"].attrs["mean"], own.mean(0), rtol=1e-12)
+            np.testing.assert_allclose(f[f"test/{name}"].attrs["std"], own.std(0), rtol=1e-12)
+    with h5py.File(tmp_path / "old.h5", "a") as f:
+        del f["facts"]
+        f["facts"] = facts[:9]
+    assert main(["convert", str(tmp_path / "old.h5"), "--out", str(tmp_path / "odd.h5"), *options[:4]]) == 2
+    assert "'facts' has 9 samples, expected 10 as 'image'" in capsys.readouterr().err
+    assert (
+        main(["convert", str(tmp_path / "old.h5"), "--out", str(tmp_path / "odd.h5"), "--x", "image", "--chunk", "0"])
+        == 2
+    )
+    assert "expected whole numbers above 0" in capsys.readouterr().err
+
+
 def test_splits_stay(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "two.h5", "w") as f:
         for name, part in (("train", slice(0, 6)), ("test", slice(6, 10))):
@@ -62,7 +101,12 @@ def test_splits_stay(tmp_path: Path) -> None:
     [
         (["--x", "images", "--y", "names", "--type", "int8"], "which int8 cannot hold"),
         (["--x", "images", "--y", "names", "--test-share", "0.01"], "leaves one split empty"),
-        (["--y", "names"], "no dataset 'x'"),
+        (
+            ["--x", "images", "--y", "names", "--test-share", "1.5"],
+            "got the test share 1.5, expected a number between 0",
+        ),
+        (["--x", "images", "--y", "names", "--test-share", "nan"], "got the test share nan"),
+        (["--y", "names"], "no dataset 'x'. There are"),
         (["--x", "images", "--y", "names", "--out-is-source"], "another name for the new one"),
     ],
 )
@@ -73,6 +117,37 @@ def test_what_cannot_be_done_is_refused(
     options = [o for o in options if o != "--out-is-source"]
     assert main(["convert", str(old), "--out", str(out), *options]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "new.h5").exists()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("old_type", "value", "new_type"),
+    [
+        ("f4", np.nan, "int16"),
+        ("f8", -np.inf, "uint8"),
+        ("f4", 0.5, "int32"),
+        ("f8", 1e6, "float16"),
+        ("i4", 70_000, "float16"),
+        ("i1", -1, "uint16"),
+        ("u4", 2**31, "int32"),
+    ],
+)
+def test_a_value_that_a_type_cannot_hold_is_named(
+    old_type: str, value: float, new_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.ones((5, 3, 4, 2), old_type)
+    x[3, 2, 1, 0] = value
+    if old_type == "f8":
+        x[4, 0, 0, 0] = np.nan  # hides nothing
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["x"], f["y"] = x, np.arange(5)
+    assert main(["convert", str(tmp_path / "a.h5"), "--out", str(tmp_path / "b.h5"), "--type", new_type]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"a.h5:/: sample 3 has the value {x[3, 2, 1, 0]} of type {x.dtype} at (2, 1, 0), which {new_type} cannot"
+        in said
+    )
+    assert not (tmp_path / "b.h5").exists()
 
 
 @pytest.mark.parametrize("kind", [10, 100])
@@ -101,3 +176,14 @@ def test_cifar(kind: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (folder / files[0]).write_bytes(b"123")
     assert main(["convert", str(folder), "--out", str(tmp_path / "d.h5")]) == 2
     assert "expected a multiple of" in capsys.readouterr().err
+
+
+def test_more_numbers_of_a_chunk_than_dimensions_are_refused(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "odd.h5"), "--x", "images", "--y", "names"]
+    assert main(["convert", str(old), *out, "--chunk", "2", "2", "2", "1", "1"]) == 2
+    assert (
+        "got the chunk [2, 2, 2, 1, 1], expected 3 numbers at most, one for each dimension" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "odd.h5").exists()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lbpar.data.__main__ import main
+from lbpar.data.formats.idx import read_idx
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.idx import read_idx
 from lbpar.data.synthetic import SyntheticDataset
 from lbpar.errors import DataError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,10 @@ def test_lists_that_name_no_data_are_refused(files: Any, message: str, folder: P
         ManyFiles(files)
     with pytest.raises(ConfigError, match="expected a file, or {files"):
         run_file(["data.train={file: 3}"], RUN)
+
+
+def test_another_process_may_read_the_same_files(folder: Path) -> None:
+    many, one = ManyFiles((f"{folder}/vol/*.h5",)), Hdf5Dataset(folder / "one.h5")
+    with (folder / "vol/b.h5").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as HDF5 does in each process that reads
+        np.testing.assert_array_equal(many.read(np.arange(6)), one.read(np.arange(6)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from lbpar.data.arrays import ArrayDataset
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.errors import DataError
@@ -71,3 +73,24 @@ def test_volumes_and_arrays_that_are_not_finite_are_refused_as_samples_of_files_
             data.read(np.arange(2))
         data.normalisation = replace(data.normalisation, zero=True)
         np.testing.assert_array_equal(data.read(np.arange(2)), np.nan_to_num(x, nan=0, posinf=0))
+
+
+def test_values_that_are_finite_but_too_large_for_the_network_are_refused(tmp_path: Path) -> None:
+    x = np.ones((3, 4, 3, 5, 1))
+    x[2, 0, 1, 3, 0] = 1e300
+    for i, one in enumerate(x):
+        np.save(tmp_path / f"{i}.npy", one[..., 0])
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["x"] = x
+    for data in (
+        VolumeDataset(tmp_path, (4, 3, 5), np.float32),
+        ArrayDataset(x, Normalisation(), np.float32),
+        Hdf5Dataset(tmp_path / "d.h5", "", y=None),
+    ):
+        np.testing.assert_array_equal(data.read(np.arange(2)), x[:2])
+        with pytest.raises(DataError, match=r"sample 2 has values that are too large for float32.*float64"):
+            data.read(np.arange(3))
+    np.testing.assert_array_equal(ArrayDataset(x, Normalisation(), np.float64).read(np.arange(3)), x)
+    np.testing.assert_allclose(
+        ArrayDataset(x, Normalisation(scale=1e-290), np.float32).read(np.array([2]))[0, 0, 1, 3, 0], 1e10, rtol=1e-6
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lbpar.data.pictures import open_pictures
+from lbpar.data.formats.pictures import open_pictures
 from lbpar.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")

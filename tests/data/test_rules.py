@@ -11,9 +11,10 @@ import pytest
 from lbpar.data.normalise import Normalisation
 from lbpar.data.open import open_dataset
 from lbpar.data.rules import Rule
+from lbpar.data.shared import explored
+from lbpar.data.targets import own_range
 from lbpar.errors import ConfigError, DataError
 from lbpar.layout.grid import Grid
-from lbpar.train.evaluator import share_statistics
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.training import run_file, train
 
@@ -96,8 +97,8 @@ def test_each_rank_reads_its_share_of_whole_samples_and_is_told_the_others(procs
 
     def one(transport):  # type: ignore[no-untyped-def]
         dataset = open_dataset(data, "train", classes=2, dtype=np.float64)
-        mine = len(dataset.own_statistics((transport.rank, procs)))
-        share_statistics(dataset, transport)
+        mine = len(dataset.own_findings(own_range(dataset, (transport.rank, procs)))[0])
+        explored(dataset, transport)
         return mine, dataset.statistics
 
     ran = world.run(one)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 from lbpar.data import targets
+from lbpar.data.dataset import Dataset
+from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.normalise import Normalisation
 from lbpar.data.targets import check_targets
 from lbpar.data.writer import Split, write
@@ -27,7 +31,7 @@ MASKS = (X[..., :1] > 0).astype(np.float32)
 
 
 @dataclass
-class Memory:
+class Memory(Dataset):
     """A caller's own data."""
 
     y: np.ndarray
@@ -44,14 +48,11 @@ class Memory:
     def _box(self, a, samples, box):
         return a[np.ix_(samples, *(np.concatenate([np.arange(*r) for r in runs]) for runs in box))]
 
-    def read(self, samples, box):
+    def _read(self, samples, box):
         return self._box(X, samples, box)
 
-    def read_targets(self, samples, box=None):
-        return self.y[samples] if box is None else self._box(self.y, samples, box)
-
-    def close(self) -> None:
-        pass
+    def _read_targets(self, samples, box):
+        return self._box(self.y, samples, box)
 
 
 def spoilt(y: np.ndarray, sample: int, value: float) -> np.ndarray:
@@ -159,3 +160,74 @@ def test_the_label_that_is_ignored_may_lie_outside() -> None:
     y[0, 0, 0] = 7
     with pytest.raises(DataError, match=r"the label 7 in sample 0.*expected 0 to 1"):
         check_targets(data, 2, ignore=255)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y", "words"), [CASES[n] for n in ("labels", "negative", "voxels", "below 0", "gaps")]
+)
+def test_without_the_check_training_begins_at_once_and_ends_at_the_batch_that_has_it(
+    tmp_path: Path, loss: str, outputs: int, y: np.ndarray, words: str, procs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "bad.h5", [Split("train", X, y)])
+    given = config(loss, outputs, tmp_path / "bad.h5", y.ndim > 1)
+    unchecked = given.model_copy(update={"data": given.data.model_copy(update={"check_labels": False})})
+    monkeypatch.setattr(Hdf5Dataset, "stored_targets", None)  # by which all are read
+    begun = []
+
+    def job(make: Any) -> None:
+        trainer = make(Trainer.alike)
+        begun.append(trainer)
+        list(trainer.train())
+
+    with pytest.raises(DataError, match=f"bad.h5:/train: got the {words}"):
+        everywhere(unchecked, procs, job)
+    assert len(begun) == procs
+
+
+def test_without_the_check_patches_and_whole_samples_are_looked_at(tmp_path: Path) -> None:
+    """By the number of the sample, not of the patch; a label that counts nowhere may be there."""
+    x, y = np.zeros((4, 9, 8, 1), np.float32), np.zeros((4, 9, 8), np.uint8)
+    y[2, 4, 4] = 9
+    write(tmp_path / "a.h5", [Split("train", x, y), Split("test", x, y)])
+    text = """
+    model: {input: [5, 4, 1], layers: [{op: conv, filters: 3, kernel: 1}]}
+    data: {patches: {per_sample: 9, foreground: 0}, check_labels: false}
+    train: {batch: 9, loss: dice_cross_entropy, epochs: 2}
+    engine: {name: numpy, dtype: float64}
+    """
+    where = [f"data.train={tmp_path}/a.h5", "train.epochs=9"]
+    with pytest.raises(DataError, match="a.h5:/train: got the label 9 in sample 2, expected 0 to 2"):
+        everywhere(run_file(where, text), 2, lambda make: list(make(Trainer.alike).train()))
+    loss = "train.loss={name: dice_cross_entropy, ignore_index: 9}"
+    everywhere(run_file([*where, loss], text), 2, lambda make: list(make(Trainer.alike).train()))
+    other = tmp_path / "b.h5"
+    write(other, [Split("train", x, np.zeros_like(y)), Split("test", x + 1, y)])
+    where = [f"data.train={other}", f"data.test={other}"]
+    with pytest.raises(DataError, match="b.h5:/test: got the label 9 in sample 2, expected 0 to 2"):
+        everywhere(run_file(where, text), 2, lambda make: list(make(Trainer.alike).train()))
+
+
+def test_labels_whose_range_the_file_tells_are_not_read_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that somebody wrote there later is refused when its batch is read."""
+    paths = [tmp_path / f"{name}.h5" for name in ("as written", "changed", "without")]
+    for path in paths:
+        write(path, [Split("train", X, LABELS)])
+    with h5py.File(paths[0]) as file:
+        assert file["train/y"].attrs["label_range"].tolist() == [0, 2]
+        assert "label_range" not in file["train/x"].attrs
+    for path in paths[1:]:
+        with h5py.File(path, "a") as file:
+            file["train/y"][5] = 7
+            if path == paths[2]:
+                del file["train/y"].attrs["label_range"]
+    runs = [config("cross_entropy", 3, path, False) for path in paths]
+    with pytest.raises(DataError, match=r"label 7 in sample 5.*expected 0 to 2"):
+        everywhere(runs[2], 2, lambda make: make(Trainer.alike))
+    monkeypatch.setattr(Hdf5Dataset, "stored_targets", None)  # by which all are read
+    everywhere(runs[0], 2, lambda make: make(Trainer.alike).train_epoch())
+    everywhere(runs[1], 2, lambda make: make(Trainer.alike))
+    with pytest.raises(DataError, match=r"label 7 in sample 5.*expected 0 to 2"):
+        everywhere(runs[1], 2, lambda make: make(Trainer.alike).train_epoch())

@@ -11,8 +11,9 @@ import pytest
 
 from lbpar.data.__main__ import main
 from lbpar.data.convert import convert
+from lbpar.data.formats.volumes import resample
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.volumes import resample
+from lbpar.data.uneven import UnevenFiles
 from lbpar.errors import DataError
 
 nib = pytest.importorskip("nibabel")
@@ -195,3 +196,74 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             convert([tmp_path / source], tmp_path / "o.h5", **options)  # type: ignore[arg-type]
+
+
+def test_a_file_for_each_volume_in_its_own_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng, sizes = np.random.default_rng(1), {"train": [(5, 4, 6), (3, 7, 4)], "test": [(6, 6, 6)]}
+    kept: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for split, some in sizes.items():
+        for i, size in enumerate(some):
+            values = rng.integers(-500, 900, size).astype(np.int16), rng.integers(0, 2 + i, size).astype(np.uint8)
+            kept[f"{split}/case{i}.h5"] = values
+            for kind, array in zip(("images", "labels"), values, strict=True):
+                (tmp_path / "in" / split / kind).mkdir(parents=True, exist_ok=True)
+                nib.save(
+                    nib.Nifti1Image(array, np.diag([1, 2, 3, 1.0])), tmp_path / "in" / split / kind / f"case{i}.nii.gz"
+                )
+    args = ["convert", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--each"]
+    assert main([*args, "--chunk", "2"]) == 0
+    assert f"-> {tmp_path}/out/test/case0.h5" in capsys.readouterr().out
+    assert {str(f.relative_to(tmp_path / "out")) for f in (tmp_path / "out").rglob("*.h5")} == set(kept)
+    for name, (x, y) in kept.items():
+        with h5py.File(tmp_path / "out" / name) as f:
+            np.testing.assert_array_equal(f["x"][0, ..., 0], x)
+            np.testing.assert_array_equal(f["y"][0], y)
+            assert f["x"].dtype == np.int16 and f["x"].chunks[1] == 2 and f["y"].attrs["classes"] == 3
+            np.testing.assert_allclose(f["affine"][0], np.diag([1, 2, 3, 1.0]))
+    data = UnevenFiles((f"{tmp_path}/out/train/*.h5",), "train")
+    assert [data.extents(n) for n in range(2)] == sizes["train"]
+    assert main(args) == 2 and "--overwrite" in capsys.readouterr().err
+    assert main([*args, "--overwrite", "--spacing", "2"]) == 0
+    with h5py.File(tmp_path / "out/test/case0.h5") as f:
+        assert f["x"].shape == (1, 3, 6, 9, 1)
+    capsys.readouterr()
+    assert main([*args, "--overwrite", "--normalise"]) == 2
+    assert "goes without --normalise" in capsys.readouterr().err
+
+
+def test_raw_files_say_what_they_are_by_their_names(tmp_path: Path) -> None:
+    """Width first and fastest, lowest byte first; labels of another type belong to them all the same."""
+    for split, seed in (("train", 0), ("test", 5)):
+        for i in range(2):
+            values, labels = draw(seed + i, (5, 6, 7), np.uint16) * 300, draw(seed + i, (5, 6, 7), np.uint8, 3)
+            for kind, array in (("images", values.astype("<u2")), ("labels", labels)):
+                folder = tmp_path / "d" / split / kind
+                folder.mkdir(parents=True, exist_ok=True)
+                name = np.dtype(array.dtype.newbyteorder("=")).name
+                (folder / f"c{i}_7x6x5_{name}.raw").write_bytes(array.tobytes())
+    convert([tmp_path / "d"], tmp_path / "d.h5")
+    for split, seed in (("train", 0), ("test", 5)):
+        want = np.stack([draw(seed + i, (5, 6, 7), np.uint16) * 300 for i in range(2)])[..., None]
+        found = read(tmp_path / "d.h5", "x", split)
+        assert found.dtype == np.uint16
+        np.testing.assert_array_equal(found, want)
+        labels = np.stack([draw(seed + i, (5, 6, 7), np.uint8, 3) for i in range(2)])
+        np.testing.assert_array_equal(read(tmp_path / "d.h5", "y", split), labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("c.raw", 210, r"the name of a file of raw numbers says its size and type"),
+        ("c_7x6x5_uint16.raw", 210, r"it has 210 bytes, expected 420, as its name says"),
+        ("c_7x6x0_uint16.raw", 0, r"it has 0 bytes, expected 0"),
+        ("c_7x6x5_complex64.raw", 1680, r"the name of a file of raw numbers"),
+    ],
+)
+def test_raw_files_that_cannot_be_are_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
+    for kind in ("images", "labels"):
+        (tmp_path / "d" / kind).mkdir(parents=True)
+        (tmp_path / "d" / kind / name).write_bytes(bytes(size))
+    with pytest.raises(DataError, match=words):
+        convert([tmp_path / "d"], tmp_path / "d.h5")
+    assert not (tmp_path / "d.h5").exists()

@@ -101,6 +101,18 @@ def test_float32_is_exact_unless_tf32_is_chosen(machine: Machine, tf32: bool, no
     assert {n for _, n in fake_cudnn.executed} == {note}
 
 
+@pytest.mark.parametrize("channels", [16, 5, 0])
+def test_linear_layers_are_convolutions_of_one_position(machine: Machine, engine: Any, channels: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w, b, dy = (rng.integers(-2, 3, s).astype(FLOAT32) for s in ((6, channels), (8, channels), (8,), (6, 8)))
+    numpy = NumpyEngine("float32")
+    for bias in (b, None):
+        np.testing.assert_array_equal(engine.linear_forward(x, w, bias), numpy.linear_forward(x, w, bias))
+    np.testing.assert_array_equal(engine.linear_backward_data(dy, w), numpy.linear_backward_data(dy, w))
+    np.testing.assert_array_equal(engine.linear_backward_weights(x, dy), numpy.linear_backward_weights(x, dy))
+    assert ran() == ({"fprop": 2, "dgrad": 1, "wgrad": 1} if channels else {})
+
+
 def test_a_workspace_is_bounded(machine: Machine) -> None:
     device = get_engine("cupy", "float32", cudnn=True, workspace=0)
     for got, want in zip(passes(OnHost(device), *values()), passes(NumpyEngine("float32"), *values()), strict=True):
@@ -131,9 +143,23 @@ def test_timing_takes_the_fastest_of_plans_and_our_kernels(
     want = NumpyEngine("float32").conv_backward_weights(x, dy, FLAT, 1)
     for _ in range(2):
         np.testing.assert_array_equal(OnHost(device).conv_backward_weights(x, dy, FLAT, 1), want)
+        device.agree(lambda mine: [mine])
     tried, launches = 4, sum(n for name, n in machine.launches.items() if "conv_backward_weights" in name)
-    assert ran() == {"wgrad": 2 * tried + 2 * (fastest < 2)}
-    assert launches == tried + 2 * (fastest == 2)
+    assert ran() == {"wgrad": 2 * tried + 1 + (fastest < 2)}  # until they agree, the heuristics' choice runs
+    assert launches == tried + (fastest == 2)
+
+
+def test_ranks_agree_on_plans_whatever_each_has_timed(machine: Machine) -> None:
+    """The fastest of all together; one that is timed later is what others chose before; what one of them lacks is left alone."""
+    one, two, three = (get_engine("cupy", "float32", cudnn=True, autotune=True).graphs for _ in range(3))  # type: ignore[attr-defined]
+    keys = [("forward", Geometry.of(n, (9, 7), (10, 3), FLAT, 1, 16, 8), "float32", False, False) for n in (1, 2, 3)]
+    first, second, ours = one.plan(*keys[0]).candidates
+    one.times = {keys[0]: {first: 1.0, second: 3.0, ours: 2.0}, keys[1]: {first: 2.0, ours: 1.0}}
+    two.times = {keys[0]: {first: 4.0, second: 3.5, ours: 2.5}, keys[2]: {(9, 0): 0.5, first: 1.0}}
+    found = [one.times, two.times, {}]
+    for graphs_ in (one, two, three):
+        graphs_.choose(found)
+        assert [graphs_.plan(*key).choice for key in keys] == [ours, ours, first] and not graphs_.times
 
 
 def test_our_kernels_take_what_cudnn_should_not(machine: Machine) -> None:

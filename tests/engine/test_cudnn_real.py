@@ -104,7 +104,7 @@ def test_a_smaller_workspace_gives_another_plan() -> None:
 
 def test_timing_has_several_plans_to_try() -> None:
     plan: Any = graphs(autotune=True).plan("forward", GEOMETRIES["3x3"], "bfloat16")
-    assert plan.choice is None and len(plan.candidates) == 17 and plan.candidates[-1] == (-1, 0)
+    assert plan.choice == plan.candidates[0] and len(plan.candidates) == 17 and plan.candidates[-1] == (-1, 0)
 
 
 def test_negative_pads_are_refused_as_by_the_stand_in() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from inspect import getclosurevars
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lbpar.config.engine import EngineConfig
-from lbpar.engine.cupy import library
+from lbpar.engine.cupy import library, through_host
 from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.cupy.engine import CupyEngine
 from lbpar.engine.cupy.kernels import source
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import build_engine, get_engine
 from lbpar.errors import ConfigError, EngineError
+from lbpar.runtime.binding import BINDERS, _on_host
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
 from tests.util.fake_cupy.machine import Machine
@@ -133,6 +136,18 @@ def test_what_runs_on_the_host_keeps_half_types(machine: Machine) -> None:
     y = engine.on_host(NumpyEngine("float32").relu_forward, x)
     assert y.dtype == engine.activations
     np.testing.assert_array_equal(engine.to_host(y), [0, 0.5, 2])
+
+
+def test_no_function_of_lbpar_runs_on_the_host() -> None:
+    """Whatever a program may ask for as a NumPy function has a method of the engine's own."""
+    asked = {
+        getclosurevars(binder).nonlocals["function"]
+        for binder in BINDERS.values()
+        if binder.__qualname__.startswith(_on_host.__name__)
+    }
+    assert len(asked) > 15 and asked <= through_host._HERE
+    for function in asked:
+        assert getattr(CupyEngine, function.__name__).__module__.startswith("lbpar.engine.cupy.")
 
 
 def test_all_pieces_of_a_move_go_in_one_launch(machine: Machine, device: CupyDevice) -> None:

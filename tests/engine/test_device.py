@@ -5,6 +5,8 @@ import pytest
 
 INDEX = {
     "slices": (slice(1, 3), slice(None), slice(0, 5, 2)),
+    "columns": (slice(None), slice(None), slice(1, 3)),
+    "seven columns": (slice(None), slice(None), slice(0, 7)),
     "one array": (slice(None), np.array([3, 0, 2]), slice(1, 4)),
     "array last": (slice(0, 2), slice(None), np.array([4, 1])),
     "two arrays": (np.array([2, 0]), slice(1, 3), np.array([0, 3, 4])),

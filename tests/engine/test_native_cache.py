@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,37 @@ def test_a_link_is_as_good_as_what_it_leads_to(folder: Path) -> None:
 def test_a_folder_of_ones_own_under_one_that_all_may_write(folder: Path) -> None:
     folder.parent.chmod(0o1777)  # as /tmp
     assert cache.private(folder) == folder.resolve()
+
+
+def _make_slowly(folder: str, name: str) -> None:
+    """One of many processes that start at once, and want the same file."""
+
+    def make() -> Path:
+        with cache.temporary(Path(folder)) as part:
+            made = Path(part, "made.so")
+            made.write_text("code")
+            time.sleep(0.2)
+            with Path(folder, "times").open("a") as times:
+                times.write("x")
+            return cache.keep(Path(folder), name, made)
+
+    assert cache.find_or_make(Path(folder), name, make).read_text() == "code"
+
+
+def test_one_of_many_processes_makes_a_file(folder: Path) -> None:
+    private = cache.private(folder)
+    processes = [get_context("fork").Process(target=_make_slowly, args=(str(private), "passes-1")) for _ in range(6)]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join(60)
+    assert [p.exitcode for p in processes] == [0] * 6
+    assert (private / "times").read_text() == "x"
+
+
+def test_a_file_system_without_locks_makes_a_file_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(cache.fcntl, "flock", flock)
+    _make_slowly(str(cache.private(folder)), "passes-1")

@@ -27,8 +27,10 @@ def test_unknown_name_offers_the_nearest():
 
 
 def test_bfloat16_is_computed_or_refused(monkeypatch):
-    with pytest.raises(ConfigError, match=r"engine\.dtype: bfloat16 is not available on engine\.name: numpy"):
-        get_engine("numpy", "bfloat16")
+    with pytest.raises(ConfigError, match=r"engine\.dtype: float16 is not available on engine\.name: numpy"):
+        get_engine("numpy", "float16")
+    numpy = get_engine("numpy", "bfloat16")
+    assert (numpy.dtype, numpy.activations.name) == (np.dtype("float32"), "bfloat16")
     with monkeypatch.context() as m:
         m.setitem(sys.modules, "lbpar.engine.onednn.engine", None)
         with pytest.raises(EngineError):  # auto must not compute in another type than was asked for
@@ -39,7 +41,7 @@ def test_bfloat16_is_computed_or_refused(monkeypatch):
     except EngineError as error:
         assert "engine.dtype: bfloat16" in str(error)
         return
-    assert (engine.dtype, engine.compute) == (np.dtype("float32"), "bfloat16")
+    assert (engine.dtype, engine.activations.name) == (np.dtype("float32"), "bfloat16")
 
     def refuse(*_: object) -> None:
         raise onednn.Refused("no such kernel")

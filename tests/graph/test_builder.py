@@ -7,6 +7,7 @@ import pytest
 
 from lbpar.errors import GraphError
 from lbpar.graph.builder import GraphBuilder
+from lbpar.graph.summary import summary
 
 
 @pytest.fixture
@@ -137,3 +138,49 @@ def test_equal_graphs_are_equal_and_hash_alike():
     assert hash(a) == hash(b)
     assert a != c
     assert len({a, b, c}) == 2
+
+
+def test_shared_parameters_are_counted_and_listed_once() -> None:
+    g = GraphBuilder(input=(6, 6, 3))
+    x = g.norm(g.conv(g.input, 3, 3, pad=1, name="a"), name="n")
+    x = g.norm(g.conv(x, 3, 3, stride=2, name="b", share="a"), name="m", share="n")
+    graph = g.build(g.conv_transpose(x, 3, 3, name="c", share="a"))
+    assert set(graph.params()) == {"a.weight", "a.bias", "n.weight", "n.bias", "n.running_mean", "n.running_var"}
+    assert graph.parameter_count == 3 * 27 + 3 + 6 == sum(row["parameters"] for row in summary(graph))
+    assert {o: [n.name for n in users] for o, users in graph.shared.items()} == {"a": ["a", "b", "c"], "n": ["n", "m"]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            {"filters": 4, "share": "a"},
+            r"b: share: 'a' has weight \[3, 3, 3, 3\], bias \[3\], but this layer needs weight \[4, 3, 3, 3\]",
+        ),
+        (
+            {"filters": 3, "bias": False, "share": "a"},
+            r"'a' has weight .*, but this layer needs weight \[3, 3, 3, 3\]; ",
+        ),
+        ({"filters": 3, "share": "aa"}, r"b: share: 'aa' is not an earlier node. did you mean 'a'\?"),
+        ({"filters": 3, "share": "c"}, "b: share: got 'c', which has the parameters of 'a' itself; name 'a'"),
+        ({"filters": 3, "share": "b"}, "b: share: got its own name, expected an earlier layer"),
+        ({"filters": 3, "share": "r"}, "b: share: 'r' has no parameters, but this layer needs weight"),
+        ({"filters": 3, "share": 5}, "share: got 5|share: 5 is not an earlier node"),
+    ],
+)
+def test_layers_that_cannot_share_are_refused(layer: dict[str, object], message: str) -> None:
+    g = GraphBuilder(input=(6, 6, 3))
+    x = g.relu(g.conv(g.input, 3, 3, pad=1, name="a"), name="r")
+    x = g.conv(x, 3, 3, pad=1, name="c", share="a")
+    with pytest.raises(GraphError, match=message):
+        g.layer("conv", x, name="b", **{"kernel": 3, **layer})  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="s: share: got 'a', but this layer has no parameters; leave the field out"):
+        g.relu(x, name="s", share="a")
+
+
+def test_the_first_of_the_layers_that_share_must_be_needed() -> None:
+    g = GraphBuilder(input=(6, 6, 3))
+    g.conv(g.input, 3, 3, name="a")
+    y = g.conv(g.input, 3, 3, name="b", share="a")
+    with pytest.raises(GraphError, match="b: share: 'a', whose parameters it has, is not needed for the output"):
+        g.build(y)

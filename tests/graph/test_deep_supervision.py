@@ -75,6 +75,17 @@ def test_against_pytorch_and_on_any_grid(case: str, shape: tuple[int, ...]) -> N
         assert_counted(other)
 
 
+@pytest.mark.parametrize("case", ["dice", "all", "cross_entropy"])
+def test_labels_may_be_bytes(case: str) -> None:
+    kind, options = CASES[case]
+    graph, rng = pyramid((9, 6, 2)).with_loss(LOSSES[kind](**options)), np.random.default_rng(1)
+    feeds, state = samples(graph, 3, rng), random_state(graph, rng)
+    narrow = {**feeds, "target": feeds["target"].astype(np.uint8)}
+    want = serial(graph, 3, feeds, state=state)
+    assert_same(serial(graph, 3, narrow, state=state), want)
+    assert_same(run(graph, random_plan(graph, 3, Grid.of(4), rng, 0.1), 3, narrow, state=state), want)
+
+
 def test_the_loss_is_the_weighted_mean_of_the_outputs_losses() -> None:
     graph, rng = pyramid((8, 8, 2)), np.random.default_rng(1)
     deep = graph.with_loss(LOSSES["mse"]())

@@ -29,7 +29,7 @@ def run(graph: Graph, params: Mapping[str, np.ndarray], x: np.ndarray) -> np.nda
     values: dict[str, torch.Tensor] = {}
     for node in graph.nodes:
         own = {
-            k.rpartition(".")[2]: torch.from_numpy(v) for k, v in params.items() if k.rpartition(".")[0] == node.name
+            k.rpartition(".")[2]: torch.from_numpy(v) for k, v in params.items() if k.rpartition(".")[0] == node.owner
         }
         ins = [values[i] for i in node.inputs]
         values[node.name] = torch.from_numpy(x) if isinstance(node.op, Input) else _apply(node, ins, own)

@@ -62,7 +62,7 @@ def test_every_op_of_the_run_file_has_a_builder_method() -> None:
     for kind, layer in LAYERS.sections.items():
         assert OPS[kind].options is layer and OPS[kind].kind == kind
         given = inspect.signature(getattr(GraphBuilder, kind)).parameters
-        assert list(given) == ["self", "xs" if layer.joins else "x", *layer.own(), "name"]
+        assert list(given) == ["self", "xs" if layer.joins else "x", *layer.own(), "name", "share"]
         assert all(n in (getattr(GraphBuilder, kind).__doc__ or "") for n in layer.own())
 
 
@@ -94,3 +94,20 @@ def test_wrong_layers_are_refused_with_the_nearest_name() -> None:
         build([8, 8, 3], {"op": "conf", "filters": 2, "kernel": 1})
     with pytest.raises(ConfigError, match="did you mean 'relu1'"):
         build([8, 8, 3], {"op": "relu"}, {"op": "relu", "from": "relu_1"})
+
+
+def test_layers_share_by_name() -> None:
+    conv = {"op": "conv", "filters": 3, "kernel": 1}
+    graph = build([8, 8, 3], conv, {**conv, "share": "conv1"}, {**conv, "share": "conv1", "stride": 2})
+    assert [n.share for n in graph.ops] == [None, "conv1", "conv1"] and set(graph.params()) == {
+        "conv1.weight",
+        "conv1.bias",
+    }
+    with pytest.raises(
+        GraphError, match=r"model.layers\[1\]: conv2: share: 'conv' is not an earlier node. did you mean 'conv1'"
+    ):
+        build([8, 8, 3], conv, {**conv, "share": "conv"})
+    with pytest.raises(
+        GraphError, match=r"model.layers\[2\]: conv3: share: got 'conv2', which has the parameters of 'conv1'"
+    ):
+        build([8, 8, 3], conv, {**conv, "share": "conv1"}, {**conv, "share": "conv2"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,8 @@ def trains_as_pytorch(graph: Graph, torch_graph: Any) -> None:
     assert difference(got.value("head:y"), want.y["head"]) < 1e-10
     for weight, grad in want.grad.items():
         assert difference(got.value(f"{weight}:grad"), grad, 1e-3) < 1e-8, weight
-    assert_same(run(graph, random_plan(graph, 2, Grid.of(6), rng, 0.1), 2, feeds, state=state), got)
+    # Norms over the few values of the deepest layers enlarge rounding, on one processor more than on another.
+    assert_same(run(graph, random_plan(graph, 2, Grid.of(6), rng, 0.1), 2, feeds, state=state), got, 1e-8)
 
 
 def test_nnunets_have_the_counts_of_the_original() -> None:
@@ -280,3 +282,9 @@ def test_unets_take_a_norm_by_name(norm: str, kind: str) -> None:
         graph = build_model(name, input=shape, depth=2, width=0.25, norm=norm)
         norms = [n.op for n in graph.ops if n.name.rpartition(".")[2].startswith("norm")]
         assert len(norms) == 10 and {op.kind for op in norms} == {kind}
+
+
+def test_a_file_that_is_no_network_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "cls.h5").write_text("")
+    with pytest.raises(ConfigError, match=r"cls\.h5 is no network: files of networks are named \.onnx"):
+        build_model(str(tmp_path / "cls.h5"))

@@ -401,6 +401,28 @@ def test_only_resizes_that_repeat_pixels(rounding: str, coordinates: str, good: 
             import_onnx(net.save(y, tmp_path))
 
 
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "align_corners"])
+def test_linear_upsampling(coordinates: str, tmp_path: Path) -> None:
+    net = Net(IMAGE)
+    scales = net.tensor(np.array([1, 1, 3, 2], np.float32))
+    y = net.add("Resize", "x", "", scales, mode="linear", coordinate_transformation_mode=coordinates)
+    graph = check(net, net.add("Conv", y, net.weight(2, 3, 2, 2)), tmp_path)
+    assert graph.ops[0].op.kind == "upsample"
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1, 1), (1, 3, 1, 1), (1, 1, 1)])
+def test_prelu(shape: tuple[int, ...], tmp_path: Path) -> None:
+    net = Net(IMAGE)
+    graph = check(net, net.add("PRelu", "x", net.weight(*shape)), tmp_path)
+    assert graph.params()["prelu1.weight"].size == max(shape)
+
+
+def test_prelu_of_features_keeps_their_order(tmp_path: Path) -> None:
+    net = Net((2, 3, 4, 5))
+    y = net.add("PRelu", net.add("Flatten", "x"), net.weight(60))
+    check(net, net.add("Gemm", y, net.weight(7, 60), transB=1), tmp_path)
+
+
 def test_pads_are_taken_over_by_the_next_window(tmp_path: Path) -> None:
     def padded(net: Net, x: str, value: float = 0.0) -> str:
         pads, fill = net.tensor(np.array([0, 0, 0, 1, 0, 0, 1, 0])), net.tensor(np.array(value))
@@ -624,12 +646,35 @@ def test_light_networks_give_the_values_of_the_reference(path: Path, tmp_path: P
     np.testing.assert_allclose(got.ravel(), wanted.ravel(), rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
 
 
-def test_shared_weights_become_separate_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_with_the_same_constants_share_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = Net(IMAGE)
+    w, b = net.weight(3, 3, 1, 1, name="shared.weight"), net.weight(3, name="shared.bias")
+    y = net.add("Conv", net.add("Relu", net.add("Conv", "x", w, b)), w, b, strides=[2, 2])
+    graph = check(net, net.add("ConvTranspose", y, w, b), tmp_path)
+    assert [n.share for n in graph.ops] == [None, None, "shared", "shared"]
+    assert set(graph.params()) == {"shared.weight", "shared.bias"} and not caplog.text
+
+
+def test_layers_that_share_a_part_become_separate_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A bias of its own; and constants that are equal by chance."""
     net = Net(IMAGE)
     w = net.weight(3, 3, 1, 1, name="shared.weight")
-    y = net.add("Conv", net.add("Conv", "x", w), w)
-    check(net, y, tmp_path)
-    assert "shared and conv2 share 'shared.weight'" in caplog.text
+    y = net.add("Conv", net.add("Conv", "x", w, net.weight(3)), w, net.weight(3))
+    graph = check(net, y, tmp_path)
+    assert "shared and conv2 share 'shared.weight'" in caplog.text and not graph.shared
+    net = Net(IMAGE)
+    net.tensor(np.ones((3, 3, 1, 1)), "ones")
+    assert not check(net, net.add("Conv", net.add("Conv", "x", "ones"), "ones"), tmp_path).shared
+
+
+def test_matrices_are_shared_unless_a_flatten_permutes_one(tmp_path: Path) -> None:
+    net = Net(("n", 6))
+    w = net.weight(6, 6, name="fc.weight")
+    assert check(net, net.add("MatMul", net.add("Relu", net.add("MatMul", "x", w)), w), tmp_path).shared
+    net = Net(("n", 2, 2, 2))
+    w = net.weight(8, 8, name="fc.weight")
+    y = net.add("MatMul", net.add("MatMul", net.add("Flatten", "x"), w), w)
+    assert not check(net, y, tmp_path).shared
 
 
 def test_names_come_from_the_modules(tmp_path: Path) -> None:
@@ -690,7 +735,17 @@ def _one(kind: str, *more: Any, shape: Any = IMAGE, **attributes: Any) -> tuple[
         (lambda: _one("Gemm", np.ones((3, 4))), r"shape \(N, 3, 9, 8\), expected \(N, C\)"),
         (lambda: _one("Gemm", np.ones((3, 4)), shape=("n", 3), transA=1), "transA=1"),
         (lambda: _one("AveragePool", kernel_shape=[2, 2], dilations=[2, 2]), r"dilations are \[2, 2\]"),
-        (lambda: _one("Resize", [], np.ones(4, "f") * [1, 1, 2, 2], mode="linear"), "mode is 'linear'.*ConvTranspose"),
+        (
+            lambda: _one("Resize", [], np.ones(4, "f") * [1, 1, 2, 2], mode="cubic"),
+            "mode is 'cubic', expected 'nearest' or",
+        ),
+        (
+            lambda: _one(
+                "Resize", [], np.ones(4, "f") * [1, 1, 2, 2], mode="linear", coordinate_transformation_mode="asymmetric"
+            ),
+            "mode is 'asymmetric', expected 'half_pixel'",
+        ),
+        (lambda: _one("PRelu", np.ones((3, 9, 1), "f")), "slopes have shape .3, 9, 1., expected one number or one per"),
         (lambda: _one("Resize", [], np.array([1, 1, 1.5, 2], "f"), mode="nearest"), r"factors are \[1.0, 1.0, 1.5"),
         (lambda: _one("Softmax", axis=2), "axis 2 of a tensor of shape .N, 3, 9, 8., expected the channels alone"),
         (lambda: _one("Cast", to=7), "casts to INT64"),

@@ -218,3 +218,33 @@ def test_adding_differently_flattened_features_has_no_torch_order() -> None:
 
 def _with_state(graph: Graph) -> tuple[Graph, dict[str, np.ndarray]]:
     return graph, {k: np.zeros(p.shape) for k, p in graph.params().items()}
+
+
+def test_a_module_with_two_names_is_one_layer_that_another_shares() -> None:
+    """PyTorch lists its tensors under both; ours has them once, and gives the same outputs."""
+    twice = nn.Conv2d(3, 3, 3, padding=1)
+    module = nn.Sequential()
+    module.add_module("a", twice)
+    module.add_module("act", nn.Tanh())
+    module.add_module("b", twice)
+    g = GraphBuilder(input=(5, 4, 3))
+    graph = g.build(g.conv(g.tanh(g.conv(g.input, 3, 3, pad=1, name="a")), 3, 3, pad=1, name="b", share="a"))
+    weights = from_torch(graph, module.state_dict())
+    assert set(weights) == {"a.weight", "a.bias"}
+    x = np.random.default_rng(0).standard_normal((2, 5, 4, 3)).astype(np.float32)
+    want = last(module(first(torch.from_numpy(x)))).detach().numpy()
+    np.testing.assert_allclose(run(graph, weights, x), want, rtol=1e-5, atol=1e-6)
+    state = dict(module.state_dict()) | {"b.weight": torch.zeros(3, 3, 3, 3)}
+    with pytest.raises(GraphError, match="'b.weight' differs from 'a.weight', but these layers share"):
+        from_torch(graph, state)
+    out = to_torch(graph, weights)
+    assert set(out) == {"a.weight", "a.bias"}
+
+
+def test_matrices_that_read_features_in_different_orders_are_not_shared() -> None:
+    g = GraphBuilder(input=(2, 2, 2))
+    graph = g.build(g.linear(g.linear(g.flatten(g.input), 8, name="one"), 8, name="two", share="one"))
+    with pytest.raises(
+        GraphError, match="one: it shares its parameters with a layer that reads flattened features in another order"
+    ):
+        to_torch(graph, {n: np.zeros(p.shape) for n, p in graph.params().items()})

@@ -16,7 +16,6 @@ import pytest
 
 from lbpar.calibrate import kernel_speeds, links
 from lbpar.calibrate.machine import measure_machine
-from lbpar.calibrate.samples import own_programs
 from lbpar.config.engine import EngineConfig
 from lbpar.engine.cupy import library
 from lbpar.engine.cupy.device import CupyDevice
@@ -26,6 +25,7 @@ from lbpar.errors import Unsupported
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
+from lbpar.program.random_plan import random_plan
 from lbpar.runtime.optim.rules import SGD
 from lbpar.transport import cuda_mpi
 from lbpar.transport.base import Transport
@@ -33,7 +33,6 @@ from lbpar.transport.cuda_mpi import CudaMpiTransport
 from lbpar.transport.mpi import MpiTransport
 from lbpar.transport.nccl import NcclTransport
 from lbpar.verify.compare import Reference, Update, verify_mpi
-from lbpar.verify.plans import random_plan
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
 from tests.util.graphs import residual_network
@@ -128,7 +127,7 @@ def test_half_types_move(way: str) -> None:
         assert read(joined) == [i + r for r in range(moved.size) for i in range(4)]
         (back,) = around.values()
         assert read(back) == [i + (moved.rank - 1) % moved.size for i in range(4)]
-        if way != "nccl":
+        if way == "mpi":
             with pytest.raises(Unsupported, match="MPI has no type for bfloat16"):
                 moved.allreduce(own.from_host(mine.copy()), moved.grid.axes).wait()
     moved.close()
@@ -190,6 +189,7 @@ def test_a_sum_that_is_held_back_takes_no_memory_that_kernels_still_write(monkey
 
 def test_links_are_measured_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
+    monkeypatch.setattr(kernel_speeds, "ON_DEVICE", 1)
     monkeypatch.setattr(links, "ROWS", (1, 8, 64))
     monkeypatch.setattr(links, "MOST_ROWS", 256)
     monkeypatch.setattr(links, "LEAST_ROUNDS", 1)
@@ -200,7 +200,7 @@ def test_links_are_measured_between_devices(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(library, "place", lambda _: f"GPU {plain.rank}")
     g = GraphBuilder((4, 4, 2))
     graph = g.build(g.linear(g.flatten(g.relu(g.conv(g.input, 2, 3, pad=1))), 3)).with_loss(CrossEntropy())
-    found = measure_machine(EngineConfig(name="cupy", threads=1), own_programs(graph, 4, 1), 1, plain, 0.0)
+    found = measure_machine(EngineConfig(name="cupy", threads=1), (), 1, plain, 0.0, network=(graph, 4))
     total = sum(plain.allgather_obj(1))
     with collective_assert(plain):
         assert len(made) == 1

@@ -20,7 +20,7 @@ from lbpar.program.steps import Program
 from lbpar.runtime.executor import Executor
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport
-from tests.util.graphs import random_graph, residual_network
+from tests.util.graphs import random_graph, residual_network, shared_network
 from tests.util.mpi import collective_assert
 from tests.util.run import (
     Run,
@@ -110,6 +110,18 @@ def test_random_graph_under_a_random_pipeline(transport: MpiTransport, seed: int
     while len(graph.ops) < transport.grid.sizes[axis]:
         graph = random_graph(rng)
     pipeline = random_pipeline(graph, transport.grid.sizes[axis], axis, rng, int(rng.integers(1, 5)))
+    batch = int(rng.integers(2, 8))
+    check(graph, random_plan(graph, batch, transport.grid, rng, pipeline=pipeline), batch, transport, seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_that_share_parameters(transport: MpiTransport, seed: int) -> None:
+    """On grids, and in stages."""
+    rng, pipeline = np.random.default_rng(seed), None
+    graph = shared_network(norm=seed % 2 == 0)
+    if seed % 2:
+        axis = int(rng.integers(len(transport.grid.sizes)))
+        pipeline = random_pipeline(graph, transport.grid.sizes[axis], axis, rng, int(rng.integers(1, 5)))
     batch = int(rng.integers(2, 8))
     check(graph, random_plan(graph, batch, transport.grid, rng, pipeline=pipeline), batch, transport, seed)
 

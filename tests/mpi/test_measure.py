@@ -14,9 +14,9 @@ from tests.util.mpi import collective_assert
 
 @pytest.mark.mpi(min_size=2)
 def test_all_ranks_measure_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *_, last = machine.samples()  # a convolution, and a kernel that is no matrix product
+    first, *_, last = machine.samples_by_turns()  # a convolution, and a kernel that is no matrix product
     monkeypatch.setattr(machine, "ROUNDS", 2)
-    monkeypatch.setattr(machine, "samples", lambda: [first, last])
+    monkeypatch.setattr(machine, "samples_by_turns", lambda: [first, last])
     transport = connect()
     monkeypatch.setattr(machine, "timestamp", lambda: f"by the clock of rank {transport.rank}")
     found = machine.machine_of("auto", EngineConfig(name="numpy", threads=1), transport)

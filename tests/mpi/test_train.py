@@ -99,3 +99,17 @@ def test_norms_with_statistics_of_their_own(transport: MpiTransport, choice: str
     assert_blocks(
         trained := trainer(transport, *changes), list(trained.train()), train(run_file(changes), transport.size)
     )
+
+
+@pytest.mark.parametrize("change", ["parallel.reschedule=6", "train.optimizer={name: lars, lr: 0.05, momentum: 0.9}"])
+def test_delayed_gradients_are_those_of_virtual_ranks(transport: MpiTransport, change: str) -> None:
+    """Ranks run apart, as far as messages allow: nothing looks whether all come."""
+    stages = transport.size
+    changes = [change] if stages > 1 or "reschedule" not in change else []
+    changes += ["parallel.schedule=delayed", f"parallel.stages={stages}", "parallel.strategy=data", "data.samples=38"]
+    config = run_file([*changes, "train.epochs=2"])
+    graph = build_graph(config)
+    plan = build_plan(config, graph, stages)
+    t = Trainer(config, graph, plan, MpiTransport(grid=plan.grid))
+    assert_blocks(t, list(t.train()), train(config, stages))
+    t.transport.close()

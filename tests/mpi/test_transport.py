@@ -232,6 +232,30 @@ def test_user_communicator_and_grid() -> None:
         MpiTransport(world, Grid.of(7))
 
 
+@pytest.mark.parametrize("count", [5, 70_000])  # the second is summed by the receivers
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_bfloat16_is_summed_in_two_bytes(transport: MpiTransport, op: str, count: int) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    axes, p = transport.grid.axes, transport.size
+    count = min(count, 100 * transport._limit)  # or there are thousands of messages
+    values = np.arange(count) % 50
+    mine = (values + transport.rank).astype(ml_dtypes.bfloat16)
+    want = (p * values + p * (p - 1) / 2 if op == "sum" else values + p - 1).astype(ml_dtypes.bfloat16)  # exact: 8 bits
+    counts = [count // p] * (p - 1)
+    counts.append(count - sum(counts))
+    begin = transport.counter.total().bytes
+    for blocking in (False, True):
+        got = transport.allreduce(mine.copy(), axes, op, "sum", blocking=blocking).wait()
+        with collective_assert(transport):
+            assert got.dtype == mine.dtype and (got == want).all()
+    sent = transport.counter.total().bytes - begin
+    part = transport.reduce_scatter(mine.copy(), counts, axes, op, "parts").wait()
+    start = sum(counts[: transport.rank])
+    with collective_assert(transport):
+        assert part.dtype == mine.dtype and (part == want[start : start + len(part)]).all()
+        assert sent <= 2 * 2 * mine.nbytes
+
+
 def test_wrong_buffers_are_refused(transport: MpiTransport) -> None:
     axes, p = transport.grid.axes, transport.size
     with collective_assert(transport):

@@ -20,9 +20,9 @@ def test_samples_and_space_take_the_slowest_axes():
 @pytest.mark.parametrize(
     ("wanted", "procs", "message"),
     [
-        ({"N": 2}, 1, "at: N 2 is 2 ways, which do not divide the 1 process of this job. Start a multiple of 2, or"),
-        ({"N": 2, "F": 4}, 4, "at: N 2 x F 4 = 8 ways, which do not divide the 4 processes of this job"),
-        ({"H": 3}, 4, "at: H 3 is 3 ways, which do not divide the 4 processes"),
+        ({"N": 2}, 1, "at: N 2 is 2 ways, which do not divide 1 process. Take a multiple of 2, or"),
+        ({"N": 2, "F": 4}, 4, "at: N 2 x F 4 = 8 ways, which do not divide 4 processes."),
+        ({"H": 3}, 4, "at: H 3 is 3 ways, which do not divide 4 processes"),
         ({"N": 0}, 4, "at: got 0 ways of N, expected at least 1"),
         ({"N": [0, 2]}, 4, "at.N: there is no grid axis 2; 4 processes have 2 axes, numbered from 0"),
         ({"N": [0], "H": [0, 1]}, 4, "at: axis 0 splits both N and H; give each axis to one loop"),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,8 @@ from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.models.registry import build_model
-from lbpar.plan.choose import Settings, choose_plan
+from lbpar.plan.choose import Choice, choose_plan
+from lbpar.plan.priced import Settings
 from lbpar.plan.pricing import Pricing
 from lbpar.plan.tables import build_tables
 from lbpar.program.lowering import lower
@@ -33,6 +37,19 @@ def without_latency(name: str) -> Machine:
     file = find_machine(name).file
     level = file.levels[0].model_copy(update={"alpha": 0.0, "size": None})
     return Machine(file.model_copy(update={"levels": (level,)}))
+
+
+def slow_links() -> tuple[Graph, Machine]:
+    """Where messages are dear, all ranks repeat the work."""
+    file = find_machine("cori-knl").file
+    level = file.levels[0].model_copy(update={"alpha": 1e-2})
+    return even(), Machine(file.model_copy(update={"levels": (level,)}))
+
+
+def half_of(choice: Choice) -> int:
+    """A limit for which half of the arrays have to go."""
+    held = choice.priced.memory
+    return held.overhead + (held.peak - held.overhead) // 2
 
 
 def test_alternating_splits_move_nothing_between_layers() -> None:
@@ -107,6 +124,20 @@ def test_the_chosen_plan_is_the_fastest_of_those_compared() -> None:
     assert choice.solution.exact and choice.solution.gap == 0
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_further_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
+    graph, machine = slow_links()
+    limit = half_of(choose_plan(graph, 16, 4, machine, compare=False)) if limited else None
+    alone = choose_plan(graph, 16, 4, machine, memory_limit=limit)
+    fork, forked = os.fork, []
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # but for the one that watches the time of tests
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or fork())
+    found = choose_plan(graph, 16, 4, machine, memory_limit=limit, cores=2)
+    assert len(forked) == (1 if limited else 3)
+    assert (found.plan, found.others, found.space) == (alone.plan, alone.others, alone.space)
+    assert found.priced.price == alone.priced.price and found.notes == alone.notes
+
+
 def test_given_layers_keep_their_grids() -> None:
     graph = even()
     choice = choose_plan(graph, 8, 4, MACHINE, layers={"c2": {"H": 2, "W": 2}, "fc": {"F": 2}}, compare=False)
@@ -116,13 +147,10 @@ def test_given_layers_keep_their_grids() -> None:
 
 
 def test_memory_limits_are_kept_and_cost_time() -> None:
-    """Where messages are dear, all ranks repeat the work; a limit makes them share it."""
-    file = find_machine("cori-knl").file
-    level = file.levels[0].model_copy(update={"alpha": 1e-2})
-    machine, graph = Machine(file.model_copy(update={"levels": (level,)})), even()
+    """A limit makes ranks share work that all repeat without it."""
+    graph, machine = slow_links()
     free = choose_plan(graph, 16, 4, machine, compare=False)
-    held = free.priced.memory
-    limit = held.overhead + (held.peak - held.overhead) // 2
+    limit = half_of(free)
     tight = choose_plan(graph, 16, 4, machine, memory_limit=limit, compare=False)
     assert tight.priced.memory.peak <= limit < free.priced.memory.peak
     assert tight.priced.price.seconds >= free.priced.price.seconds * (1 - 1e-9)

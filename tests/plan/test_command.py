@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from lbpar.api import load_run
 from lbpar.config.parallel import ParallelConfig
+from lbpar.errors import LbparError, PlanError
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.models.registry import build_model
-from lbpar.plan.command import run
+from lbpar.plan.command import main, run
 from lbpar.plan.resolve import resolve_plan
+from lbpar.plan.segments import segments
+from lbpar.program.plan import Plan
+from lbpar.train.setup import build_graph, build_plan
 
 ROOT = Path(__file__).parents[2]
 LENET = ["--model", "lenet", "--batch", "64", "--procs", "4", "--machine", "laptop"]
@@ -140,3 +145,126 @@ def test_a_plan_for_something_else_says_what_differs(tmp_path: Path, capsys: pyt
     ):
         assert run([*LENET, "--strategy", str(out), *change]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", "gone/plan.yaml"], "--out: .*gone/plan.yaml cannot be written: there is no folder"),
+        (["--json", "."], "--json: .* cannot be written: it is a folder"),
+        (["--plot", "gone/plan.png"], "--plot: .* there is no folder"),
+        (["--stages", "2,0"], "--stages: got '2,0'"),
+        (["--strategy", "gone.yaml"], "gone.yaml"),
+        (["--config", "stages.yaml"], "parallel.stages: got 3, which does not divide 4 processes"),
+        (
+            ["--config", "stages.yaml", "--set", "parallel={layers: {conv9: {N: 4}}}"],
+            "parallel.layers: lenet has no layer 'conv9'",
+        ),
+        (["--config", "stages.yaml", "--set", "parallel={layers: {conv1: {N: 3}}}"], "parallel.layers.conv1"),
+        (
+            ["--config", "stages.yaml", "--set", "parallel={stages: 2, stage: {conv9: 1}}"],
+            "parallel.stage: lenet has no layer 'conv9'",
+        ),
+        (["--config", "stages.yaml", "--set", "parallel={recompute: [conv9]}"], "recompute: 'conv9' is not a layer"),
+    ],
+)
+def test_mistakes_are_said_before_a_machine_is_measured(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stages.yaml").write_text(
+        "model: {name: lenet}\ndata: {train: synthetic}\ntrain: {batch: 64, optimizer: {name: sgd, lr: 0.1}}\n"
+        "parallel: {stages: 3}\n"
+    )
+    with pytest.raises(LbparError, match=words):
+        main(
+            ["--model", "lenet", "--batch", "64", "--procs", "4", "--machine", "auto", *options],
+            lambda *_: pytest.fail("measured"),
+        )
+
+
+UNET = (
+    "model: {name: unet3d, input: [32, 32, 32, 1], width: 0.25}\ndata: {train: synthetic}\ntrain: {batch: 4}\nmachine: laptop\n"
+    "parallel: {strategy: auto, procs: 4, stages: %d, recompute: %s}\n"
+)
+
+
+def test_what_is_computed_again_is_printed_and_goes_into_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "run.yaml", tmp_path / "plan.yaml"
+    config.write_text(UNET % (1, 4))
+    assert run(["--config", str(config), "--strategy", "spatial", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "Computed again in the backward pass: " in text and "activations computed again" in text and "(again)" in text
+    )
+    graph = build_model("unet3d", input=(32, 32, 32, 1), width=0.25).with_loss(CrossEntropy())
+    plan = resolve_plan(ParallelConfig(strategy=str(out)), graph, 4, 4)
+    assert plan.recompute == segments(graph, 4)
+    assert (
+        run(["--config", str(config), "--strategy", "spatial", "--recompute", "up1.relu1,up1.concat", "--json", "-"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)["recompute"]
+    assert found["layers"] == ["up1.relu1", "up1.concat"]
+    config.write_text(UNET % (1, "[]"))
+    assert run(["--config", str(config), "--strategy", "spatial", "--json", "-"]) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["recompute"] is None and found["seconds"] > found["seconds_kept"] == kept["step"]["seconds"]
+    assert found["memory_kept"] == kept["memory"]["peak"]
+    config.write_text(UNET % (1, 4))
+    assert run(["--config", str(config), "--strategy", "spatial", "--recompute", "[]", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["recompute"] is None
+    assert run(["--config", str(config), "--recompute", "up1.relu9"]) == 2
+    assert "'up1.relu9' is not a layer" in capsys.readouterr().err
+
+
+def test_a_limit_on_the_command_line_holds_for_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(UNET % (2, "[]"))
+    assert run(["--config", str(config), "--json", "-"]) == 0
+    peak = json.loads(capsys.readouterr().out)["memory"]["peak"]
+    limit = int(0.97 * peak)
+    assert run(["--config", str(config), "--memory", str(limit), "--recompute", "auto", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["peak"] <= limit
+    assert run(["--config", str(config), "--memory", "65MB", "--recompute", "auto"]) == 2
+    assert "no plan fits in 65 MB" in capsys.readouterr().err
+
+
+def test_a_limit_holds_for_named_strategies_in_training_and_planning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    text = UNET % (1, "null")
+    config.write_text(text)
+    say = ["--config", str(config), "--strategy", "spatial", "--json", "-"]
+    assert run(say) == 0
+    peak = json.loads(capsys.readouterr().out)["memory"]["peak"]
+    limit = int(0.97 * peak)
+    assert run([*say, "--memory", str(limit)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory"]["peak"] <= limit and found["recompute"]["layers"]
+
+    def trained(memory: int, *more: str) -> Plan:
+        run_file = load_run(config, ["parallel.strategy=spatial", f"parallel.memory={memory}", "machine=laptop", *more])
+        return build_plan(run_file, build_graph(run_file), 4)
+
+    assert trained(limit).recompute == tuple(found["recompute"]["layers"])
+    assert run(["--config", str(config), "--strategy", "spatial", "--out", str(tmp_path / "plan.yaml")]) == 0
+    assert trained(limit, f"parallel.strategy={tmp_path / 'plan.yaml'}").recompute == trained(limit).recompute
+    for refused in ((1_000_000,), (limit, "parallel.recompute=[]")):
+        with pytest.raises(PlanError, match="no plan fits"):
+            trained(*refused)
+
+
+def test_stages_are_compared_with_what_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(UNET % (1, "[]"))
+    rows = []
+    for more in ([], ["--recompute", "4"]):
+        assert run(["--config", str(config), "--stages", "2", "--micro-batches", "2", *more, "--json", "-"]) == 0
+        rows.append(json.loads(capsys.readouterr().out)["stages"])
+    step = [{(r["stages"], r["schedule"]): r["seconds"] for r in each} for each in rows]
+    assert step[0].keys() == step[1].keys() and len(step[0]) > 1
+    assert all(step[1][case] > 1.01 * step[0][case] for case in step[0])

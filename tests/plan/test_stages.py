@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +40,23 @@ def test_a_plan_with_stages_is_read_as_it_was_written(tmp_path: Path) -> None:
         save_plan(plan, tmp_path / name, batch=8)
         again = resolve_plan(ParallelConfig(strategy=str(tmp_path / name)), graph, 8, 4)
         assert again == plan
-    with pytest.raises(PlanError, match="those of the plan file"):
-        resolve_plan(ParallelConfig(strategy=str(tmp_path / "plan.yaml"), stages=2), graph, 8, 4)
+    given: tuple[dict[str, Any], ...] = (
+        {"stages": 2},
+        {"schedule": "delayed"},
+        {"micro_batches": 3},
+        {"interleave": 2},
+        {"stage": {"a": 0}},
+    )
+    for more in given:
+        with pytest.raises(PlanError, match=f"parallel.{next(iter(more))}: .* those of the plan file"):
+            resolve_plan(ParallelConfig.model_validate({"strategy": str(tmp_path / "plan.yaml")} | more), graph, 8, 4)
+    same = ParallelConfig(strategy=str(tmp_path / "plan.yaml"), schedule="zero-bubble")
+    assert resolve_plan(same, graph, 8, 4) == plan
+    save_plan(replace(plan, pipeline=replace(plan.pipeline, micro_batches=9)), tmp_path / "many.yaml", batch=8)
+    with pytest.raises(
+        PlanError, match=r"many.yaml: pipeline.micro_batches: got 9 parts of 8 samples, expected at most 8"
+    ):
+        resolve_plan(ParallelConfig(strategy=str(tmp_path / "many.yaml")), graph, 8, 4)
 
 
 def test_stages_are_balanced() -> None:
@@ -76,6 +93,7 @@ WRONG = {
     ),
     "no axis": (Pipeline((3,), {}), "grid axis 3 does not exist"),
     "no schedule": (Pipeline((0,), {}, "best"), "got schedule 'best'"),  # type: ignore[arg-type]
+    "parts of delayed batches": (Pipeline((0,), {}, "delayed", 2), "2 micro-batches with schedule delayed"),
     "nothing": (Pipeline((0,), {}, "1f1b", 0), "0 micro-batches"),
     "strange": (
         Pipeline((0,), {"a": 0, "b": 1, "sum": 1, "flat": 1, "fc": 1, "loss": 1, "x": 1}),

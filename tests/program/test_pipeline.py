@@ -12,7 +12,7 @@ from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import SCHEDULES, Pipeline, Plan, Schedule
-from lbpar.program.steps import Accumulate, Compute, Program, Start, StartMany, Update, Wait, reads, writes
+from lbpar.program.steps import Accumulate, Compute, Program, Start, StartMany, Update, Wait, reads, takes_part, writes
 
 MICROS = 3
 
@@ -89,3 +89,24 @@ def test_zero_bubble_puts_gradients_of_weights_behind_what_others_wait_for() -> 
     order = [(s.kernel.name, s.writes[0]) for s in program.steps if isinstance(s, Compute)]
     weights = order.index(("conv_backward_weights", "c3.weight:grad#0"))
     assert weights > order.index(("conv_backward_data", "c3:dx0#1"))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("loop", "kind"), [("N", "allreduce"), ("H", "halo")])
+def test_buckets_and_halos_are_hidden_behind_kernels_of_their_stage(loop: str, kind: str, schedule: Schedule) -> None:
+    """Between the start of a move inside a stage and its wait the stage has kernels to run; behind the last sum of gradients there is none."""
+    graph = chain()
+    stages = {n.name: min(3, i // 2) for i, n in enumerate(graph.ops)} if schedule == "interleaved" else half(graph)
+    ops = {n.name: {loop: (0,)} for n in graph.ops if loop in n.op.loops(graph.input_shapes(n.name, 8))}
+    plan = Plan(Grid((2, 2)), ops, Pipeline((1,), stages, schedule, 4))
+    program = lower(graph, plan, 8, bucket_bytes=1, rims=True)
+    for rank in plan.places:
+        own = [s for s in program.steps if takes_part(s, program, rank)]
+        hidden = 0
+        for i, s in enumerate(own):
+            starts = s.starts if isinstance(s, StartMany) else (s,) if isinstance(s, Start) else ()
+            for start in starts:
+                if start.move.kind == kind and start.move.src.at == start.move.dst.at:
+                    wait = next(k for k in range(i, len(own)) if isinstance(own[k], Wait) and own[k].dst == start.dst)
+                    hidden += any(isinstance(x, Compute) for x in own[i:wait])
+        assert hidden >= (1 if kind == "allreduce" else 4)

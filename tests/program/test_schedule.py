@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from lbpar.program.plan import SCHEDULES, Schedule
@@ -58,3 +60,18 @@ def test_places_keep_no_more_than_they_may(schedule: Schedule, places: int, micr
     assert most == ([stages // places * micros] * places if schedule == "gpipe" else want)
     if schedule == "1f1b":
         assert most == [places - p for p in range(places)]
+
+
+def test_delayed_gradients_leave_no_gap_behind_the_first_backward_pass() -> None:
+    """Every place alternates from then on, and its forward pass of a mini-batch comes behind as many updates as the formula says."""
+    places, many = 4, 12
+    order = timeline("delayed", places, places, many)
+    for p in range(places):
+        mine = [t for t in order if t.place == p]
+        first = next(i for i, t in enumerate(mine) if t.task.kind == "B")
+        busy = mine[first : first + 2 * (many - places) + 1]
+        assert all(b.start == a.end for a, b in pairwise(busy)), p
+        for i in range(many):
+            before = mine[: next(j for j, t in enumerate(mine) if t.task == ("F", p, i))]
+            assert sum(t.task.kind == "B" for t in before) == max(0, i - (places - 1 - p))
+        assert in_flight("delayed", places, places, p) == places - p

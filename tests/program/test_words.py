@@ -12,10 +12,13 @@ from lbpar.transport.virtual import VirtualWorld
 from tests.util.training import PLANS, run_file
 
 
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["data 3", "spatial 4", "stationary-w 4", "mixed 6"])
-def test_the_bytes_of_a_step_are_those_sent(name):
+def test_the_bytes_of_a_step_are_those_sent(name, kind):
     procs, changes = PLANS[name]
-    config = run_file([*changes, "train.max_steps=1", "data.test=null"])
+    config = run_file(
+        [*changes, "train.max_steps=1", "data.test=null", f"engine={{name: numpy, dtype: {kind}, threads: 1}}"]
+    )
     graph = build_graph(config)
     plan = build_plan(config, graph, procs)
     world = VirtualWorld(plan.grid)
@@ -24,7 +27,8 @@ def test_the_bytes_of_a_step_are_those_sent(name):
         trainer = Trainer(config, graph, plan, transport)
         record = trainer.train_epoch()
         program = trainer.worker.program(8)
-        told = sum(row["bytes/step"] for row in program_rows(program, transport.rank, np.dtype("float64")))
+        types = np.dtype(trainer.engine.dtype), trainer.engine.activations
+        told = sum(row["bytes/step"] for row in program_rows(program, transport.rank, *types))
         return told, sum(s.get("bytes", 0) for s in record["steps"].values())
 
     told, sent = zip(*world.run(job), strict=True)

@@ -59,7 +59,18 @@ def on_stand_in(patch: pytest.MonkeyPatch, case: Case, procs: int, way: str) -> 
 @pytest.mark.parametrize("way", ["nccl", "host"])
 @pytest.mark.parametrize(
     ("case", "procs"),
-    [("residual", 4), ("segmentation", 2), ("grouped", 3), ("regression", 6), ("classifier", 1), ("classifier", 5)],
+    [
+        ("residual", 4),
+        ("segmentation", 2),
+        ("grouped", 3),
+        ("regression", 6),
+        ("classifier", 1),
+        ("classifier", 5),
+        ("shared", 1),
+        ("shared", 3),
+        ("shared in stages", 2),
+        ("shared in stages", 4),
+    ],
 )
 def test_steps_equal_those_of_the_numpy_engine(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, case: str, procs: int, way: str

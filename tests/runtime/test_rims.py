@@ -18,11 +18,11 @@ from lbpar.graph.ops.losses import LOSSES
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
+from lbpar.program.random_plan import random_plan
 from lbpar.program.steps import Compute, Program, Start, Wait
 from lbpar.runtime.optim.rules import SGD
 from lbpar.selftest.networks import networks
 from lbpar.verify.compare import Reference, Update, verify_virtual
-from lbpar.verify.plans import random_plan
 from tests.runtime.test_late import late
 from tests.util.late import LateEngine
 from tests.util.two_steps import CASES, assert_equal, plain

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +32,29 @@ def test_a_limit_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     free = room.node_memory()
     monkeypatch.setattr(resource, "getrlimit", lambda which: (12345, 12345))
     assert room.node_memory() == 12345 < free
+
+
+LEAVE = r"""
+import re, sys
+import numpy as np
+from lbpar.runtime.room import leave_libraries
+
+def size(kind):
+    return int(re.search(kind + r": *(\d+) kB", open("/proc/self/smaps_rollup").read())[1])
+
+a = np.arange(10000.0).reshape(100, 100)
+before = a @ a, size("Rss"), size("Anonymous")
+leave_libraries()
+own, left = size("Anonymous"), before[1] - size("Rss")
+assert np.array_equal(a @ a, before[0])
+assert abs(own - before[2]) < 500
+print(left)
+"""
+
+
+def test_libraries_let_go_of_what_they_only_read_and_work_on() -> None:
+    if not os.path.exists("/proc/self/smaps_rollup"):
+        pytest.skip("not Linux")
+    done = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5000  # kB; Python, NumPy and BLAS have 15,000

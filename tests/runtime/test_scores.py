@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lbpar.config.losses import METRICS
+from lbpar.engine.host.label_losses import dice_of_samples, sample_counts
 from lbpar.errors import ConfigError
 from lbpar.graph.ops.losses import LOSSES
 from lbpar.runtime.scores import scores
@@ -22,7 +23,7 @@ model: {input: [5, 4, 2], layers: [{op: conv, filters: 4, kernel: 3, pad: 1, nam
 data: {train: synthetic, test: synthetic, samples: 7}
 train:
   {batch: 3, epochs: 2, seed: 5, loss: {name: dice_cross_entropy, ignore_index: 2, class_weights: [1, 2, 1, 0.5]},
-   evaluate: {metrics: [dice, iou, balanced_accuracy, confusion], watch: test_dice}}
+   evaluate: {metrics: [dice, iou, dice_per_volume, balanced_accuracy, confusion], watch: test_dice}}
 engine: {name: numpy, dtype: float64}
 """
 NUMBERS = """
@@ -35,7 +36,7 @@ engine: {name: numpy, dtype: float64}
 
 @pytest.fixture(autouse=True)
 def all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"test_{m}" for m in METRICS] + ["test_dice_of", "test_iou_of"]
+    names = [f"test_{m}" for m in METRICS] + ["test_dice_of", "test_iou_of", "test_dice_per_volume_of"]
     monkeypatch.setattr(training, "MEASURED", (*training.MEASURED, *names))
 
 
@@ -67,8 +68,48 @@ def test_metrics_of_classes_against_numpy(procs: int, plan: str) -> None:
     assert [record["test_dice_of"][str(k)] for k in range(4)] == [None if isnan(d) else d for d in dice]
     assert record["test_dice"] == pytest.approx(np.nanmean(dice[1:]), rel=1e-15)
     assert record["test_iou_of"]["1"] == pytest.approx(dice[1] / (2 - dice[1]))
+    each = per_volume(found, y, 4, 2)
+    mean = [None if isnan(d) else d for d in means(each)]
+    assert [record["test_dice_per_volume_of"][str(k)] for k in range(4)] == [
+        d and pytest.approx(d, rel=1e-15) for d in mean
+    ]
+    assert record["test_dice_per_volume"] == pytest.approx(np.nanmean(means(each)[1:]), rel=1e-15)
+    assert abs(record["test_dice_per_volume"] - record["test_dice"]) > 1e-3  # another number than that of all together
     assert record["test_balanced_accuracy"] == pytest.approx(np.nanmean(recall), rel=1e-15)
     assert "dice" not in record  # training measures loss and accuracy only
+
+
+def per_volume(found: np.ndarray, truth: np.ndarray, classes: int, ignore: int | None = None) -> np.ndarray:
+    """The Dice of each sample and class, NaN where the class is neither there nor found."""
+    out = np.full((len(truth), classes), np.nan)
+    for n, (a, b) in enumerate(zip(found, truth, strict=True)):
+        known = np.ones(b.shape, bool) if ignore is None else b != ignore
+        for k in range(classes):
+            if size := ((a == k) & known).sum() + ((b == k) & known).sum():
+                out[n, k] = 2 * ((a == k) & (b == k) & known).sum() / size
+    return out
+
+
+def means(each: np.ndarray) -> np.ndarray:
+    """Over the samples that have one."""
+    number = (~np.isnan(each)).sum(0)
+    return np.where(number, np.nansum(each, 0) / np.maximum(number, 1), np.nan)
+
+
+@pytest.mark.parametrize("procs", [1, 3])
+def test_dice_per_volume_where_classes_are_missing(procs: int) -> None:
+    """Of four samples, one has the class and finds half of it, one finds what is not there, two have neither."""
+    truth, first = np.zeros((4, 2, 3), int), np.zeros((4, 2, 3))
+    truth[0, 0, :2] = 1
+    first[0, 0, 1:3], first[2, 1, 1] = -1, -1
+    parts = [slice(4 * k // procs, 4 * (k + 1) // procs) for k in range(procs)]
+    sums = sum(dice_of_samples(sample_counts(first[p], truth[p], 3, None)) for p in parts)
+    got = scores({"volumes": sums}, 1, ("dice_per_volume",))
+    assert got["dice_per_volume_of"]["1"] == 0.25 and got["dice_per_volume_of"]["2"] is None
+    assert got["dice_per_volume"] == 0.25 and got["dice_per_volume_of"]["0"] == pytest.approx(
+        (6 / 8 + 1 + 10 / 11 + 1) / 4
+    )
+    np.testing.assert_allclose(means(per_volume(-first, truth, 3))[:2], [got["dice_per_volume_of"][k] for k in "01"])
 
 
 @pytest.mark.parametrize("procs", [1, 4])

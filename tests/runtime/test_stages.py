@@ -33,13 +33,14 @@ from tests.util.run import (
 )
 
 GRIDS = [(2,), (3,), (2, 2), (2, 3), (3, 2), (4,), (2, 2, 2), (2, 4), (2, 2, 3), (6,)]
+GRIDS += [(1,), (5,), (7,), (3, 3), (2, 5), (11,), (4, 3)]  # every number of ranks up to 12
 
 
 def alone(micros: int) -> Plan:
     return Plan(Grid(), {}, Pipeline(micro_batches=micros))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(51))
 def test_random_pipelines_give_what_one_rank_gives(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph, sizes = random_graph(rng), GRIDS[seed % len(GRIDS)]

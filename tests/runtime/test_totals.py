@@ -7,6 +7,7 @@ import pytest
 
 from lbpar.runtime.totals import Totals
 from lbpar.runtime.worker import StepResult
+from tests.runtime.test_scores import per_volume
 
 
 def test_totals_weigh_by_samples() -> None:
@@ -26,11 +27,13 @@ def test_parts_of_whole_samples_add_up(ignore: int | None) -> None:
     scores, labels = rng.integers(-2, 3, (2, 5, 4, 3)).astype(float), rng.integers(0, 3, (2, 5, 4))
     totals = Totals(samples=2)
     for part in (slice(0, 2), slice(2, 5)):
-        totals.add_whole(scores[:, part], labels[:, part], ignore, True)
+        totals.add_whole(scores[:, part], labels[:, part], ignore, True, part.stop == 5)
     known, found = np.full(labels.shape, True) if ignore is None else labels != ignore, scores.argmax(-1)
-    record = totals.record("test_", ("confusion", "balanced_accuracy"))
+    record = totals.record("test_", ("confusion", "balanced_accuracy", "dice_per_volume"))
     want = [[int((known & (labels == i) & (found == j)).sum()) for j in range(3)] for i in range(3)]
     assert record["test_confusion"] == want
+    each = per_volume(found, labels, 3, ignore)
+    assert record["test_dice_per_volume"] == pytest.approx(np.nanmean(np.nanmean(each[:, 1:], 0)), rel=1e-14)
     assert record["test_accuracy"] == (known & (labels == found)).sum() / known.sum()
 
 
@@ -38,5 +41,5 @@ def test_errors_of_parts_add_up() -> None:
     rng = np.random.default_rng(0)
     out, target, totals = rng.random((2, 5, 3)), rng.random((2, 5, 3)), Totals(samples=2)
     for part in (slice(0, 2), slice(2, 5)):
-        totals.add_whole(out[:, part], target[:, part], None, False)
+        totals.add_whole(out[:, part], target[:, part], None, False, part.stop == 5)
     assert totals.record("", ("mae",), 15)["mae"] == pytest.approx(np.abs(out - target).mean(), rel=1e-13)

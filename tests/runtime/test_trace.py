@@ -84,3 +84,15 @@ def test_a_short_run_keeps_its_last_step_and_report_off_none(tmp_path: Path) -> 
     with api.train(api.load_run(config), write=True):
         pass
     assert not (tmp_path / "off" / "step.json").exists()
+
+
+def test_kernels_name_their_micro_batch(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    parallel = {"strategy": "data", "micro_batches": 2}
+    config = api.load_run({**RUN, "parallel": parallel, "run": {"out": str(out), "trace": True, "progress": "none"}})
+    with api.train(config, write=True):
+        pass
+    events, _ = read_trace(out / "trace.json")
+    found = [e.get("args", {}).get("micro") for e in events if e["name"] == "c conv_backward_weights_bias"]
+    assert found == [0, 1, 0, 1]  # two steps
+    assert [e.get("args", {}).get("micro") for e in events if e["name"] == "update"] == [None, None]

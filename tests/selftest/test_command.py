@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from lbpar.engine.registry import get_engine
@@ -15,11 +17,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "networks", lambda: {"small blocks": networks()["small blocks"]})
 
 
-def test_types_without_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+def test_types_without_bfloat16(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # as if it could not be imported
     assert command.main(["--engine", "numpy", "--plans", "1"]) == 0
     out = capsys.readouterr().out
     assert "numpy   float64" in out and "numpy   float32" in out
-    assert "selftest: passed; without bfloat16 (engine.dtype: bfloat16 is not available on engine.name: numpy" in out
+    assert "selftest: passed; without bfloat16 (engine.dtype: bfloat16 needs the package ml-dtypes" in out
 
 
 def test_a_kernel_that_is_wrong_in_bfloat16_only(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from lbpar.selftest import command, gpu, parts
+from lbpar.selftest import checks, command, gpu, parts
 from lbpar.selftest.parts import Part
 from tests.cuda.emulator import compiler_found
+from tests.util import fake_cupy
 
 PYTHON = (sys.executable, "-m", "tests.util.on_stand_in")
 
@@ -33,17 +36,37 @@ def run(*options: str, only: str) -> int:
 @pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 def test_parts_of_every_kind(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    only = "^(versions|kernels|vectors, float32|training|ceilings|resnet50 of 64, bfloat16)$"
+    only = "^(versions|kernels|vectors, float32|training|ceilings|resnet50 of 64, bfloat16(, CUDA graphs)?)$"
     assert run("--json", str(file), only=only) == 0
     out = capfd.readouterr().out
     assert "Pretended (sm_90)" in out and "kernels: 14 in 1 files compiled and loaded" in out
     assert "TFLOP/s of large products" in out and "own kernels" in out and out.rstrip().endswith("selftest: passed")
     found = json.loads(file.read_text())
     rows: dict[str, Any] = {row["part"]: row for row in found["parts"]}
-    assert found["passed"] and len(rows) == 6
+    assert found["passed"] and len(rows) == 7
     assert rows["vectors, float32"]["against float64"] < 1e-4
     assert rows["training"]["worst"]["float64"] < 1e-12
-    assert rows["resnet50 of 64, bfloat16"]["samples/s"] > 0
+    assert rows["training"]["worst"]["float32, CUDA graphs"] == rows["training"]["worst"]["float32"]
+    assert all(rows[f"resnet50 of 64, bfloat16{way}"]["samples/s"] > 0 for way in ("", ", CUDA graphs"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_steps_of_pytorch_eager_and_compiled(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its CPU in the place of a GPU. What was found is in the file before the end, for who is cut off."""
+    file = tmp_path / "found.json"
+    seen = list[Any]()
+    write = command._write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            command, "_write", lambda args, report: (write(args, report), seen.append(json.loads(file.read_text())))
+        )
+        assert run("--json", str(file), only="^(resnet50 of 256|unet3d of 2), bfloat16(, PyTorch .*)?$") == 0
+    assert "lbpar / best of PyTorch" in capfd.readouterr().out
+    assert [len(found["parts"]) for found in seen] == [1, 2, 3, 4, 5, 6, 6]
+    assert [found["finished"] for found in seen] == [False] * 6 + [True]
+    assert all(row["samples/s"] > 0 for row in seen[-1]["parts"]) and len(seen[-1]["beside"]) == 2
 
 
 @pytest.mark.slow
@@ -52,10 +75,28 @@ def test_real_ranks_and_floors(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")
     if gpu.mpirun() is None:
         pytest.skip("no mpirun")
-    assert run(only="^(2 ranks, .*|floors, bfloat16)$") == 0
+    assert run(only="^([24] ranks, .*|floors, bfloat16)$") == 0
     out = capfd.readouterr().out
-    assert out.count("equal: worst") == 2 and "built without CUDA" in out
+    assert out.count("equal: worst") == 4 and out.count("built without CUDA") == 2
     assert "kernels beside their floors" in out and "conv_forward" in out
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+def test_all_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In one go; what is left out is what the machine has not."""
+    monkeypatch.setattr(
+        parts, "LEAST", 1800.0
+    )  # a part builds kernels for the emulation, on cores that others use, too
+    file = tmp_path / "found.json"
+    budget = ["--json", str(file), "--budget", "3400"]
+    assert run(*budget, only="") == 0
+    found = json.loads(file.read_text())
+    assert [row["part"] for row in found["parts"]] == [part.name for part in gpu.parts(1, quick=False, tiny=True)]
+    out = [row["part"] for row in found["parts"] if row.get("left out")]
+    assert found["passed"] and all(name.endswith(" ranks, mpi") for name in out)
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
@@ -96,6 +137,75 @@ def test_parts_that_fail_crash_or_hang_do_not_end_the_others(monkeypatch: pytest
     assert found["too long"]["left out"] and not found["too long"]["failed"]
 
 
+@pytest.mark.slow
+def test_what_the_budget_cuts_off_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PYTHON", (sys.executable, "-m"))
+    hanging = [Part("hangs", "tests.selftest.test_gpu:hangs", seconds=0.5)]
+    (row,) = parts.run(hanging, budget=3.0, workers=1, say=lambda row: None)
+    assert row["left out"] and not row["failed"] and row["found"].startswith("left out: no end after ")
+
+
+@pytest.mark.slow
+def test_who_ends_it_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LEAST", 3600.0)
+    monkeypatch.setattr(parts, "PYTHON", (sys.executable, "-m"))
+    children, popen = list[Any](), parts.subprocess.Popen
+    monkeypatch.setattr(
+        parts.subprocess, "Popen", lambda *a, **options: children.append(popen(*a, **options)) or children[-1]
+    )
+
+    def interrupted(row: parts.Row) -> None:
+        raise KeyboardInterrupt
+
+    here = "tests.selftest.test_gpu"
+    hanging = [Part(name, f"{here}:{name}") for name in ("is_right", "hangs")]
+    with pytest.raises(KeyboardInterrupt):
+        parts.run(hanging, budget=3600.0, workers=2, say=interrupted)
+    assert len(children) == 2 and all(child.poll() is not None for child in children)
+
+
+@pytest.mark.slow
+def test_who_is_killed_keeps_what_was_found_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """SIGKILL, as when a lent machine is taken back: the part under way ends by itself."""
+    file, fifo = tmp_path / "found.json", tmp_path / "pid"
+    os.mkfifo(fifo)
+    code = f"import tests.selftest.test_gpu as t; t.two_parts({str(file)!r}, {str(fifo)!r})"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        part = os.pidfd_open(int(fifo.read_text()))  # comes when the second part runs
+        parent.kill()
+    assert select.select([part], [], [], 60)[0], "the part goes on"
+    os.close(part)
+    found = json.loads(file.read_text())
+    assert not found["finished"] and [row["found"] for row in found["parts"]] == ["ok"]
+
+
+def test_ranks_that_the_machine_does_not_allow_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = fake_cupy.install(monkeypatch, devices=2)
+    assert not gpu.versions()["exclusive"]
+    assert checks.ranks(4, "nccl")["found"] == "left out: NCCL wants a GPU for each rank, and there are 2 here"
+    machine.exclusive = True
+    assert gpu.versions()["exclusive"] and "one process at a time" in gpu.versions()["found"]
+    assert checks.ranks(4, "host") == {"found": "left out: one process at a time may use the GPU", "left out": True}
+    monkeypatch.setattr(fake_cupy.nccl, "available", False)
+    found = checks.ranks(2, "nccl")
+    assert found["left out"] and "libnccl.so.2 is not there" in found["found"]
+
+
+def test_speeds_stand_beside_those_of_pytorch() -> None:
+    rows = [
+        {"part": "net of 2, TF32", "samples/s": 30.0},
+        {"part": "net of 2, TF32, PyTorch eager", "samples/s": 20.0},
+        {"part": "net of 2, TF32, PyTorch compile", "samples/s": 24.0},
+        {"part": "net of 9, TF32", "found": "no room", "failed": True},
+        {"part": "net of 9, TF32, PyTorch eager", "samples/s": 7.0},
+    ]
+    both, alone = command._beside(rows)
+    assert both == {
+        "network": "net of 2, TF32", "lbpar": 30.0, "PyTorch eager": 20.0, "PyTorch compile": 24.0, "lbpar / best of PyTorch": 1.25,
+    }  # fmt: skip
+    assert alone == {"network": "net of 9, TF32", "PyTorch eager": 7.0}
+
+
 def fails(what: str) -> str:
     raise RuntimeError(what)
 
@@ -110,6 +220,20 @@ def is_wrong() -> dict[str, Any]:
 
 def is_right() -> str:
     return "ok"
+
+
+def says_its_process(fifo: str) -> None:
+    Path(fifo).write_text(str(os.getpid()))
+    hangs()
+
+
+def two_parts(file: str, fifo: str) -> None:
+    """A self-test that ends one part, and hangs in the other."""
+    here = "tests.selftest.test_gpu"
+    wanted = [Part("first", f"{here}:is_right"), Part("second", f"{here}:says_its_process", {"fifo": fifo}, alone=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "parts", lambda *_: wanted)
+        command.main(["--engine", "cupy", "--json", file])
 
 
 def hangs() -> None:

@@ -52,7 +52,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 class Cluster:
-    """Two nodes, n1 and n2, of four cores each (more than the machine has: nothing is bound)."""
+    """Two nodes, n1 and n2, of four cores each (more than the machine has: nothing is bound), and four GPUs that nobody looks for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,6 +83,7 @@ class Cluster:
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_CPU",
             "SlurmdParameters": "config_overrides",
+            "GresTypes": "gpu",
             "SchedulerParameters": "batch_sched_delay=0,sched_interval=1",
             "KillWait": 5,
             "ReturnToService": 2,
@@ -90,12 +91,17 @@ class Cluster:
         text = [f"{name}={value}" for name, value in lines.items()]
         for name, port in zip(("n1", "n2"), nodes, strict=True):
             text.append(
-                f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 CoresPerSocket=4 RealMemory=2000"
+                f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 CoresPerSocket=4 "
+                "RealMemory=2000 Gres=gpu:4"
             )
         text.append("PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=60 State=UP")
         self.conf.write_text("\n".join(text) + "\n")
+        for gpu in range(4):
+            (folder / f"gpu{gpu}").touch()  # Slurm wants files
+        (folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName=n[1-2] Name=gpu File={folder}/gpu[0-3]\n")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_"))}
         self.env["SLURM_CONF"] = str(self.conf)
+        self.env["HYDRA_IFACE"] = "lo"  # no name service knows n1 and n2, which MPICH's mpiexec looks up otherwise
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -132,10 +138,10 @@ class Cluster:
         )
         return done.stdout.split()
 
-    def state(self, job: str) -> str:
-        """State of a job, as PENDING or COMPLETED."""
+    def fact(self, job: str, name: str) -> str:
+        """What Slurm says of a job, as PENDING or COMPLETED for its JobState."""
         words = dict(w.split("=", 1) for w in self.run("scontrol", "show", "job", "-o", job).split() if "=" in w)
-        return words["JobState"]
+        return words[name]
 
     def _spawn(self, *command: str) -> None:
         log = (self.folder / "log" / f"{len(self._started)}-{command[0]}.txt").open("wb")

@@ -1,4 +1,4 @@
-"""The templates of jobs/slurm on a real Slurm of two nodes: to the end, requeued, at the time limit, cancelled, a rank killed, a node drained."""
+"""The templates of jobs/slurm on a real Slurm of two nodes, with Open MPI and MPICH: to the end, requeued, at the time limit, cancelled, a rank killed, a node drained."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from tests.slurm.cluster import Cluster, missing, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 ROOT = Path(__file__).parents[2]
-CPU, MPIRUN = (ROOT / "jobs" / "slurm" / f"{name}.sbatch" for name in ("cpu", "mpirun"))
+CPU, GPU, MPIRUN = (ROOT / "jobs" / "slurm" / f"{name}.sbatch" for name in ("cpu", "gpu", "mpirun"))
 RUN = """
 model:
   input: [16, 16, 2]
   layers: [{op: conv, filters: 8, kernel: 3}, {op: norm}, {op: relu}, {op: dropout, rate: 0.2}, {op: global_avg_pool}, {op: linear, features: 3}]
-data: {train: synthetic, samples: 128}
+data: {train: synthetic, samples: 64}
 train: {batch: 2, epochs: EPOCHS, optimizer: {name: adam}}
 parallel: {strategy: data}
 engine: {name: numpy, threads: 1}
 run: {out: runs/x, progress: none, checkpoint: {every_steps: 7}}
 """
-EPOCHS = 5
+EPOCHS = 12
+#: A second environment, with MPICH: beside the one that runs the tests, as `make test` makes it.
+MPICH = Path(os.environ.get("LBPAR_TEST_MPICH") or Path(sys.prefix, "mpich"))
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
+#: With Open MPI; the template of GPUs on nodes that count some but have none: all that its script does.
+EVERY = pytest.mark.parametrize("template", [CPU, GPU, MPIRUN], ids=lambda p: p.stem)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +65,10 @@ def _env() -> dict[str, str]:
     return os.environ | ours | {"OMPI_MCA_mpi_yield_when_idle": "1"}  # ranks share cores
 
 
-def weights(folder: Path) -> dict[str, np.ndarray]:
+def weights(folder: Path, run: str = "runs/x") -> dict[str, np.ndarray]:
     """Weights that a run left, from its newest checkpoint."""
-    out = folder / "weights.safetensors"
-    command = [sys.executable, "-m", "lbpar.export", "--run", "runs/x", "--out", str(out)]
+    out = folder / f"{Path(run).name}.safetensors"
+    command = [sys.executable, "-m", "lbpar.export", "--run", run, "--out", str(out)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, env=_env() | {"LBPAR_ALONE": "1"})
     return load_file(out)
 
@@ -75,7 +79,9 @@ class Job:
     def __init__(self, cluster: Cluster, folder: Path, template: Path, *options: str) -> None:
         self.cluster, self.folder = cluster, folder
         (folder / "run.yaml").write_text(RUN.replace("EPOCHS", str(EPOCHS)))
-        self.options = (*OPTIONS, *options, str(template), "run.yaml")
+        gpus = ("--gpus-per-node=1",) if template == GPU else ()
+        given = ("run.yaml",) if template in (CPU, GPU, MPIRUN) else ()  # a script that lbpar wrote names its own
+        self.options = (*OPTIONS, *gpus, *options, str(template), *given)
         self.id = ""
 
     def submit(self) -> None:
@@ -88,7 +94,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        return self.cluster.state(self.id)
+        return self.cluster.fact(self.id, "JobState")
 
     @property
     def log(self) -> str:
@@ -103,15 +109,19 @@ class Job:
         wait_for(lambda: self.state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"), f"end of the job:\n{self.log}")
         assert self.state == state, self.log
 
-    def processes(self) -> list[int]:
-        """Training processes of this job, by what Linux says of them."""
+    def processes(self, launchers: bool = False) -> list[int]:
+        """Training processes of this job, or what launches them, by what Linux says of them."""
         found = []
         mine = f"SLURM_JOB_ID={self.id}".encode()
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 words = (path / "cmdline").read_bytes().split(b"\0")
-                python = b"python" in words[0].rpartition(b"/")[2] and b"lbpar.train" in words
-                if python and mine in (path / "environ").read_bytes().split(b"\0"):
+                python = b"python" in words[0].rpartition(b"/")[2]
+                if (
+                    python != launchers
+                    and b"lbpar.train" in words
+                    and mine in (path / "environ").read_bytes().split(b"\0")
+                ):
                     found.append(int(path.name))
             except OSError:
                 continue
@@ -124,15 +134,16 @@ Submit = Callable[..., Job]
 @pytest.fixture
 def submit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """Submit a template: environment as a user of this Python would have it."""
-    cluster.env |= _env() | {
-        "SLURM_CONF": str(cluster.conf),
-        "LBPAR_ENV": sys.prefix,
-    }
+    cluster.env |= _env() | {"SLURM_CONF": str(cluster.conf), "LBPAR_ENV": sys.prefix, "LBPAR_SRUN_MPI": "pmix"}
     cluster.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-    def make(template: Path, *options: str) -> Job:
-        if template == CPU and "pmix" not in cluster.run("srun", "--mpi=list"):
+    def make(template: Path, *options: str, mpich: bool = False) -> Job:
+        if template != MPIRUN and not mpich and "pmix" not in cluster.run("srun", "--mpi=list"):
             pytest.skip("this Slurm has no pmix: apt-get install libpmix2")
+        if mpich and not (MPICH / "bin/mpirun").exists():
+            pytest.skip(f"no environment with MPICH in {MPICH}, where `make test` puts one")
+        if mpich:
+            cluster.env |= {"LBPAR_ENV": str(MPICH), "LBPAR_SRUN_MPI": "pmi2"}
         job = Job(cluster, tmp_path, template, *options)
         job.submit()
         return job
@@ -145,18 +156,21 @@ def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool
     return found.keys() == expected.keys() and all(np.array_equal(found[k], expected[k]) for k in expected)
 
 
-def test_trains_to_the_end(submit: Submit, expected: dict[str, np.ndarray]) -> None:
-    job = submit(CPU)
+@pytest.mark.parametrize("mpich", [False, True], ids=["openmpi", "mpich"])
+@EVERY
+def test_trains_to_the_end(template: Path, mpich: bool, submit: Submit, expected: dict[str, np.ndarray]) -> None:
+    job = submit(template, mpich=mpich)
     job.end()
     assert job.epochs == EPOCHS and "-> runs/x" in job.log
     assert equal(weights(job.folder), expected)
 
 
-@pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
+@pytest.mark.parametrize("mpich", [False, True], ids=["openmpi", "mpich"])
+@EVERY
 def test_a_job_that_is_asked_to_end_saves_and_is_requeued(
-    template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+    template: Path, mpich: bool, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
 ) -> None:
-    job = submit(template)
+    job = submit(template, mpich=mpich)
     job.reach(1)
     cluster.run("scancel", "--batch", "--signal=USR1", job.id)
     job.end()
@@ -167,11 +181,25 @@ def test_a_job_that_is_asked_to_end_saves_and_is_requeued(
     assert equal(weights(job.folder), expected)
 
 
+@pytest.mark.parametrize("template", [CPU, MPIRUN], ids=lambda p: p.stem)
+def test_a_signal_while_ranks_start_loses_neither_the_job_nor_itself(
+    template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    """With MPICH: its mpiexec forgets what comes before its ranks are there, and Python ends by what comes before lbpar."""
+    job = submit(template, mpich=True)
+    wait_for(lambda: job.processes(launchers=True), "launcher")
+    cluster.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.end()
+    assert cluster.fact(job.id, "Restarts") == "1"
+    assert equal(weights(job.folder), expected)
+
+
+@EVERY
 def test_a_job_refuses_others_by_name_and_goes_on_after_its_time_limit(
-    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+    template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
 ) -> None:
     # Slurm looks for limits twice a minute.
-    job = submit(CPU, "--nodes=1", "--ntasks-per-node=2", "--time=1", "--signal=B:USR1@10")
+    job = submit(template, "--nodes=1", "--ntasks-per-node=2", "--time=1", "--signal=B:USR1@10")
     job.reach(1)
     held = max(job.processes())
     os.kill(held, signal.SIGSTOP)  # so that the notice finds it at work
@@ -208,8 +236,11 @@ def test_a_cancelled_job_saves_and_stays_away(
     assert equal(weights(job.folder), expected)
 
 
-def test_a_killed_rank_ends_the_job_and_another_goes_on(submit: Submit, expected: dict[str, np.ndarray]) -> None:
-    job = submit(CPU)
+@EVERY
+def test_a_killed_rank_ends_the_job_and_another_goes_on(
+    template: Path, submit: Submit, expected: dict[str, np.ndarray]
+) -> None:
+    job = submit(template)
     job.reach(2)
     os.kill(max(job.processes()), signal.SIGKILL)
     job.end("FAILED")
@@ -219,10 +250,11 @@ def test_a_killed_rank_ends_the_job_and_another_goes_on(submit: Submit, expected
     assert equal(weights(job.folder), expected)
 
 
+@EVERY
 def test_a_job_on_a_drained_node_is_requeued_and_ends(
-    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+    template: Path, submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
 ) -> None:
-    job = submit(MPIRUN)
+    job = submit(template)
     job.reach(2)
     cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
     cluster.run("scontrol", "requeue", job.id)
@@ -230,3 +262,59 @@ def test_a_job_on_a_drained_node_is_requeued_and_ends(
     cluster.run("scontrol", "update", "nodename=n2", "state=resume")
     job.end()
     assert equal(weights(job.folder), expected)
+
+
+def test_tasks_of_an_array_have_folders_of_their_own(
+    submit: Submit, cluster: Cluster, expected: dict[str, np.ndarray]
+) -> None:
+    """Each is a job of its own, and each trains what one alone would."""
+    job = submit(CPU, "--array=1-2", "--nodes=1", "--ntasks-per-node=2")
+    wait_for(lambda: not cluster.run("squeue", "-h", "-j", job.id).strip(), f"end of the array:\n{job.log}")
+    for task in (1, 2):
+        assert f"-> runs/run-{task}" in job.log, job.log
+        assert equal(weights(job.folder, f"runs/run-{task}"), expected)
+    assert not (job.folder / "runs/x").exists()
+
+
+def test_a_script_that_lbpar_writes_for_gpus_is_taken_and_trains(
+    cluster: Cluster, tmp_path: Path, submit: Submit, expected: dict[str, np.ndarray]
+) -> None:
+    (tmp_path / "run.yaml").write_text(RUN.replace("EPOCHS", str(EPOCHS)))
+    command = [sys.executable, "-m", "lbpar", "slurm", "write", "--config", "run.yaml", "--machine", "h100-nvl8"]
+    command += [
+        "--nodes",
+        "2",
+        "--ntasks-per-node",
+        "1",
+        "--gpus-per-node",
+        "1",
+        "--cpus-per-task",
+        "1",
+        "--time",
+        "10",
+    ]
+    done = subprocess.run([*command, "--out", "job.sbatch"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "2 ranks on 2 nodes" in done.stdout and "expected on h100-nvl8" in done.stdout
+    job = submit(tmp_path / "job.sbatch")
+    job.end()
+    assert cluster.fact(job.id, "TresPerNode").endswith("gpu:1") and job.epochs == EPOCHS
+    assert equal(weights(job.folder), expected)
+
+
+def test_a_study_is_one_job_array(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN.replace("EPOCHS", "1"))
+    command = [sys.executable, "-m", "lbpar.study", "strong", "--config", "run.yaml", "--procs", "1,2", "--plans"]
+    command += ["data", "--machine", "laptop", "--out", "study", "--steps", "2", "--warmup", "1", "--repeats", "2"]
+    done = subprocess.run(
+        [*command, "--slurm", "--time=5 --ntasks-per-node=2"],
+        cwd=tmp_path,
+        env=cluster.env | _env() | {"SLURM_CONF": str(cluster.conf)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "".join(f.read_text() for f in tmp_path.glob("study/*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert len(list(tmp_path.glob("study/slurm-*.log"))) == 2
+    rows = json.loads((tmp_path / "study/study.json").read_text())["rows"]
+    assert [(r["procs"], r["seconds"] > 0) for r in rows] == [(1, True), (2, True)]

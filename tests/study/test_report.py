@@ -18,6 +18,7 @@ from lbpar.papers.chen import least_elements
 from lbpar.plan.explain import step_numbers
 from lbpar.study.__main__ import main
 from lbpar.study.report import PAGE, _expected, after_run, bound_rows, bytes_rows, layer_seconds, write_report
+from lbpar.study.run_figures import stages
 from lbpar.train import job
 from lbpar.train.directory import run_config
 from lbpar.train.setup import build_graph, build_plan
@@ -210,3 +211,50 @@ def test_a_browser_shows_every_figure_offline(run: Path, tmp_path: Path) -> None
     told = json.loads(found[1])
     assert (told["seen"], told["loaded"]) == (5, 0)
     assert told["shapes"] > 100
+
+
+def test_a_run_with_stages_shows_its_pipeline(tmp_path: Path) -> None:
+    """A row per stage, a bar per task; numbers of micro-batches lie on them."""
+    out = trained(
+        tmp_path / "out",
+        "mixed 4",
+        "parallel.strategy=data",
+        "parallel.stages=2",
+        "parallel.micro_batches=2",
+        "parallel.layers={}",
+    )
+    reader = Reader()
+    reader.feed(write_report(out).read_text(encoding="utf-8"))
+    assert any(t.startswith("Stages and micro-batches of step") for t in reader.titles)
+
+
+def test_the_pipeline_of_a_trace_has_a_bar_for_every_task() -> None:
+    from matplotlib.figure import Figure
+
+    def event(pid: int, cat: str, ts: float, micro: int | None) -> dict[str, Any]:
+        more = {} if micro is None else {"args": {"micro": micro}}
+        return {"ph": "X", "tid": 0, "pid": pid, "cat": cat, "ts": ts, "dur": 1000.0, "name": "c k"} | more
+
+    events = [
+        event(0, "forward", 0, 0),
+        event(0, "forward", 1000, 0),
+        event(0, "backward", 5000, 0),
+        event(0, "update", 6000, None),
+    ]
+    events += [
+        event(2, "forward", 2000, 0),
+        event(2, "backward", 3000, 0),
+        event(1, "forward", 0, 0),
+        event(0, "p2p", 2000, None),
+    ]
+    figure = Figure()
+    assert stages(figure, events, (0, 2))
+    bars = [(round(b.get_y() + b.get_height() / 2), b.get_x(), b.get_width()) for b in figure.axes[0].patches]
+    assert [(y, round(x, 9), round(w, 9)) for y, x, w in bars] == [
+        (0, 0, 2),
+        (0, 5, 1),
+        (0, 6, 1),
+        (-1, 2, 1),
+        (-1, 3, 1),
+    ]
+    assert not stages(Figure(), [event(0, "forward", 0, None)], (0, 2))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from lbpar.config.machine_file import load_machine_file
 from lbpar.config.run_file import parse_run
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.errors import ConfigError
-from lbpar.plan.choose import Settings
+from lbpar.plan.priced import Settings
 from lbpar.plan.resolve import chosen_plan
+from lbpar.study import launch
 from lbpar.study.__main__ import main
 from lbpar.study.measure import doubts_of, summary
 from lbpar.study.points import Point, make_points, parse_plans, parse_procs
@@ -132,6 +135,7 @@ def test_a_study_runs_goes_on_and_keeps_failures(run_file: Path, capsys: pytest.
     good, bad = content["rows"]
     assert good["seconds"] > 0 and len(good["repeats"]) == 3 and good["bytes"] == 0
     assert good["parts"]["compute"] > 0 and good["predicted_seconds"] > 0
+    assert 0.9 * good["memory"] < good["predicted_memory"] < 2 * good["memory"]  # both with Python and its libraries
     assert bad["seconds"] is None and "asks for 2" in bad["error"]
     table = list(csv.DictReader((out / "study.csv").read_text().splitlines()))
     assert float(table[0]["seconds"]) == good["seconds"] and "asks for 2" in table[1]["error"]
@@ -148,6 +152,41 @@ def test_a_study_runs_goes_on_and_keeps_failures(run_file: Path, capsys: pytest.
     assert (out / "data-p1" / "point.json").stat().st_mtime_ns == again
     assert main([*line, "--set", "train.batch=8"]) == 2
     assert "choose another --out" in capsys.readouterr().err
+    (out / launch.JOB).write_text("41\n")
+    assert main([*line, "--retry"]) == 2
+    assert "job array 41 of this study may still be under way" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_machine_is_measured_with_the_engine_and_the_network_of_the_run_file(run_file: Path) -> None:
+    out = run_file.parent / "s"
+    line = [
+        "strong",
+        "--config",
+        str(run_file),
+        "--procs",
+        "1",
+        "--plans",
+        "data",
+        "--launcher",
+        LAUNCHER,
+        "--out",
+        str(out),
+    ]
+    line += [
+        "--steps",
+        "1",
+        "--repeats",
+        "1",
+        "--set",
+        "machine=auto",
+        "--set",
+        "engine={name: numpy, dtype: float64, threads: 1}",
+    ]
+    assert main(line) == 0
+    found = load_machine_file(out / "machine-p1.yaml")
+    assert set(found.compute.peak) == {"float64"}
+    assert "whole steps" in found.notes["measured"]
 
 
 def test_a_study_is_predicted_where_samples_are_fewer_than_processes(
@@ -160,10 +199,29 @@ def test_a_study_is_predicted_where_samples_are_fewer_than_processes(
     one, many = json.loads((out / "study.json").read_text())["rows"]
     assert one["seconds"] is None and one["idle_ranks"] == 0 and many["idle_ranks"] == 12
     assert "12 processes without a sample" in capsys.readouterr().out
-    assert main(["compare", str(out), str(out)]) == 0
-    assert "1" in capsys.readouterr().out
     assert main(["compare", str(out), str(run_file.parent)]) == 2
     assert "holds no study.json" in capsys.readouterr().err
+
+
+def test_two_studies_are_compared_in_units_that_people_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One measured, one predicted; what only one of them has is left out."""
+    for name, key, times in (
+        ("a", "seconds", {1: 2.5, 2: 0.0125, 4: None}),
+        ("b", "predicted_seconds", {1: 5, 2: 0.01, 4: 1, 8: 1}),
+    ):
+        none = {"plan": "auto", "seconds": None, "predicted_seconds": None}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_text(
+            json.dumps({"rows": [none | {"procs": p, key: t} for p, t in times.items()]})
+        )
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    heads, *rows, note = capsys.readouterr().out.splitlines()
+    assert heads.split()[-3:] == ["second", "/", "first"] and note == "~ predicted, not measured"
+    assert [re.split(" {2,}", r.strip()) for r in rows] == [
+        ["auto", "1", "2.5 s", "~5 s", "2.00"],
+        ["auto", "2", "12.5 ms", "~10 ms", "0.80"],
+        ["auto", "4", "~1 s"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +242,35 @@ def test_what_cannot_run_is_said(
     assert words in capsys.readouterr().err
 
 
+def test_a_job_array_that_is_still_under_way_is_waited_for_and_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one given up because the controller does not answer; what has no result at its end is submitted again."""
+    programs = {
+        "sbatch": f"cp ${{@: -1}} {tmp_path}/script; echo submitted >>{tmp_path}/calls; echo '42;cluster'",
+        "squeue": f"""echo "$2" >>{tmp_path}/calls
+            case $(wc -l <{tmp_path}/calls) in
+            1) echo RUNNING ;;
+            2) echo 'Socket timed out' >&2; exit 1 ;;
+            3) echo '{{}}' >{tmp_path}/a-p1/point.json; echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
+            esac""",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(launch, "NAP", 0.0)
+    points = [Point(1, "a", 8), Point(2, "a", 8)]
+    for p in points:
+        (tmp_path / p.folder).mkdir()
+    (tmp_path / launch.JOB).write_text("41\n")
+    told: list[str] = []
+    launch.submit(tmp_path, points, "mpirun -n {procs}", [], "-p x", told.append)
+    assert (tmp_path / "calls").read_text().split() == [*["--jobs=41"] * 3, "submitted", "--jobs=42"]
+    assert "points=(a-p2)" in (tmp_path / "script").read_text()
+    assert told[-1].startswith("a-p2: no result;") and not (tmp_path / launch.JOB).exists()
+
+
 def test_predictions_for_a_machine_that_was_busy_are_marked() -> None:
     file = find_machine("laptop").file
     assert doubts_of(Machine(file)) == doubts_of(Machine(file.model_copy(update={"notes": "mine"}))) == []
@@ -194,11 +281,29 @@ def test_predictions_for_a_machine_that_was_busy_are_marked() -> None:
     assert cells(row)[-1] == "predicted for a machine that was busy when it was measured"
 
 
-def test_stages_are_predicted_for_the_plan_that_training_takes() -> None:
-    config = parse_run(RUN, ["parallel.stages=2", "parallel.micro_batches=2"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["parallel.recompute=2"], ["parallel.stages=2", "parallel.micro_batches=2"], ["parallel.strategy=data"]],
+)
+def test_what_is_predicted_is_the_plan_that_training_takes(options: list[str]) -> None:
+    config = parse_run(RUN, options)
     machine, graph = find_machine("laptop"), build_graph(config)
     found = predict(config, 4, machine)
     settings = Settings(graph, 4, machine, "float32", "momentum", config.data.prefetch)
     want = settings.priced("auto", chosen_plan(config, graph, 4, 4, machine))
-    assert found["predicted"]["seconds"] == want.seconds
+    assert (found["predicted"]["seconds"], found["predicted"]["memory"]) == (want.seconds, want.memory.peak)
+    assert bool(want.plan.recompute) == ("parallel.recompute=2" in options)
     assert found["grid"] == str(want.plan.grid)
+
+
+def test_predictions_compute_again_what_training_does() -> None:
+    text = (
+        "model: {name: unet3d, input: [32, 32, 32, 1], width: 0.25}\ndata: {train: synthetic}\ntrain: {batch: 2}\n"
+        "parallel: {strategy: spatial%s}\n"
+    )
+    machine = find_machine("laptop")
+    kept = predict(parse_run(text % ""), 2, machine)["predicted"]["memory"]
+    limit = int(0.97 * kept)
+    config = parse_run(text % f", memory: {limit}, recompute: auto")
+    lean = predict(config, 2, machine)["predicted"]["memory"]
+    assert lean <= limit < kept and chosen_plan(config, build_graph(config), 2, 2, machine).recompute

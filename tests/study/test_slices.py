@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from lbpar import api
+from lbpar.data.writer import Split, write
 from lbpar.errors import ConfigError, DataError
 from lbpar.inference import evaluate
-from lbpar.study.slice_figure import draw_slices
+from lbpar.study.slice_figure import draw_slices, slices_figure
 from lbpar.study.slices import slices
 from lbpar.train import predict
 from tests.util.training import run_file, train
@@ -90,3 +91,26 @@ def test_the_command_says_what_there_is_per_class_and_draws(tmp_path: Path, caps
     assert "test_dice " in said and "test_iou_of" in said and "taken for 2" in said and picture.stat().st_size > 1000
     with pytest.raises(ConfigError, match="--samples: got 'a'"):
         evaluate(["--run", f"{tmp_path}/run", "--samples", "a"])
+
+
+def test_volumes_that_say_how_they_lie_are_shown_upright(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    x, y = np.arange(2.0 * 5 * 4 * 6).reshape(2, 5, 4, 6, 1), np.ones((2, 5, 4, 6), np.uint8)
+    affine = np.repeat(np.diag([2.0, 1.5, 3.0, 1.0])[None], 2, axis=0)
+    write(tmp_path / "lie.h5", [Split("test", x, y, classes=3, beside={"affine": affine})])
+    seen: list[Any] = []
+
+    def job(trainer: Any) -> list[dict[str, Any]]:
+        seen.extend(slices(trainer, [1]) or [])
+        return []
+
+    changes = [
+        f"data.test={tmp_path}/lie.h5",
+        "model.input=[5, 4, 6, 1]",
+        "model.layers=[{op: conv, filters: 3, kernel: 1}]",
+    ]
+    train(run_file(changes, VOLUMES.replace("samples: 7", "samples: 4")), 1, job)
+    axis = slices_figure(seen).axes[0]
+    shown = axis.images[0].get_array()
+    np.testing.assert_array_equal(shown[0], x[1, 0, :, -1, 0])  # above: the end of W; from left to right: H
+    assert seen[0].voxel == (1.5, 3.0) and axis.get_aspect() == 2.0

@@ -166,3 +166,15 @@ def test_a_rate_that_jumps_on_resume_is_said(
     assert [rates in s and s.partition("gone on with ")[2].startswith(f"{first.schedule(9):.4g}:") for s in said] == [
         True
     ] * jumps
+
+
+@pytest.mark.parametrize(("watch", "best"), [("test_loss", 4), ("loss", 3)])
+def test_an_epoch_that_max_steps_ends(watch: str, best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test data say as much of the weights as ever; a part of the training data does not, and patience counts whole epochs."""
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: {"test_accuracy": 0.5, "test_loss": 1 / self.step})
+    stop = f"train.early_stop={{patience: 9, metric: {watch}}}"
+    trainer = make(tmp_path, f"train.evaluate.watch={watch}", stop, "train.max_steps=4", "train.optimizer.lr=0.3")
+    records = list(trainer.train())
+    assert [r["step"] for r in records] == [3, 4] and records[1][watch] < records[0][watch]
+    assert trainer.best is not None and (trainer.best.step, trainer.best.value) == (best, records[best - 3][watch])
+    assert trainer.early_stop is not None and trainer.early_stop.best == records[0][watch]

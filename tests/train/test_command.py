@@ -80,6 +80,18 @@ def test_resume_continues_the_files(job, tmp_path):
     assert [measured(r) for r in records(tmp_path)] == train(run_file()).records
 
 
+def test_an_epoch_that_max_steps_ended_has_one_record_when_the_run_goes_on(job, tmp_path):
+    options = "train.schedule={name: constant}", "run.metrics.csv=true"
+    assert job("train.max_steps=4", *options) == 0
+    assert [(r["epoch"], r["step"]) for r in records(tmp_path)] == [(1, 3), (2, 4)]
+    assert job("--resume", *options) == 0
+    assert [(r["epoch"], r["step"]) for r in records(tmp_path)] == [(1, 3), (2, 6), (3, 9)]
+    with open(tmp_path / "out" / "metrics.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["3", "6", "9"]
+    want = train(run_file(["train.schedule={name: constant}"])).records
+    assert [r["loss"] for r in records(tmp_path)] == [r["loss"] for r in want]
+
+
 def test_resume_auto_starts_anew_and_goes_on(job, tmp_path):
     assert job("--resume=auto", "train.epochs=2") == 0
     assert job("--resume=auto") == 0
@@ -136,7 +148,7 @@ def test_no_epochs_and_no_checkpoints(job, tmp_path):
         (
             ["parallel.layers={conv1: {N: 2}}"],
             ("", ""),
-            "parallel.layers.conv1: N 2 is 2 ways, which do not divide the 1 process",
+            "parallel.layers.conv1: N 2 is 2 ways, which do not divide 1 process",
         ),
         (["parallel.layers={fc: {H: 1}}"], ("", ""), "fc: a linear has no loop 'H'; its loops are N, F, C"),
         (["parallel.procs=4"], ("", ""), "parallel.procs: the run file asks for 4, but this job has 1; start 4"),
@@ -148,7 +160,7 @@ def test_no_epochs_and_no_checkpoints(job, tmp_path):
         (["parallel.strategy=missing.yaml"], ("", ""), "missing.yaml: no such plan file"),
         (["data.train=missing.h5"], ("", ""), "missing.h5"),
         (["train.loss=bce", "train.label_smoothing=0.1"], ("", ""), "train.label_smoothing: got 0.1 with loss bce"),
-        (["engine.dtype=bfloat16"], ("", ""), "engine.dtype: bfloat16"),
+        (["engine.dtype=float16"], ("", ""), "engine.dtype: float16"),
         (["--resume"], ("", ""), "--resume: out/checkpoints holds no checkpoint"),
         ([], ("kernel: 3, pad: 1, bias: false, name: conv1", "kernel: 30, name: conv1"), "model.layers[0]: conv1"),
     ],

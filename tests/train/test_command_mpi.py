@@ -108,7 +108,7 @@ def test_four_ranks_resume_on_two(command, tmp_path):
     ("sets", "message"),
     [
         (["train.epoch=3"], "train.epoch: unknown field"),
-        (["parallel.layers={fc: {F: 4}}"], "parallel.layers.fc: F 4 is 4 ways, which do not divide the 2 processes"),
+        (["parallel.layers={fc: {F: 4}}"], "parallel.layers.fc: F 4 is 4 ways, which do not divide 2 processes"),
         (["data.train=missing.h5"], "missing.h5"),
         (["run.out=run.yaml/out"], "run.out: run.yaml/out cannot be written"),
         (["train.optimizer.lr=1e200"], "the loss is nan, expected a finite number; the output of layer"),

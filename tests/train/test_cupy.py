@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.cupy.graphs import OURS, Choice, Graphs, Plan
+from lbpar.train.trainer import Trainer
 from tests.checkpoint.test_saving import first_part, rest
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cudnn, fake_cupy
@@ -40,6 +45,29 @@ def test_training_with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
 
 
+def test_replicas_stay_equal_with_timed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that compute the same find different plans fastest: they take one together, or their weights would drift apart."""
+    monkeypatch.setattr(fake_cudnn, "executed", [])
+    fake_cupy.install(monkeypatch, cudnn=fake_cudnn).scheduler.seed(3)
+    fake_cupy.few_kernels(monkeypatch, 4)
+
+    def timed(graphs: Graphs, plan: Plan, *_: Any) -> dict[Choice, float]:
+        rank = int(threading.current_thread().name.removeprefix("rank "))
+        best, seconds = ((OURS, 1.0), (plan.candidates[0], 1.5))[rank]
+        return {choice: seconds if choice == best else 2.0 for choice in plan.candidates}
+
+    monkeypatch.setattr(Graphs, "_timed", timed)
+    changes = ["engine.dtype=float32", "train.epochs=1", "data.samples=16", CUPY, "engine.autotune=true"]
+    idle = [*changes, "parallel.strategy=data", "parallel.layers={conv1: {N: 1}, conv2: {N: 1}}"]
+    train(run_file(idle), 2)  # which compares replicas
+    first = len(fake_cudnn.executed)
+    assert first == 2 * 8  # three forward, three of weights, two of data, in the first of two steps; our kernels then
+    choose = Graphs.choose
+    monkeypatch.setattr(Graphs, "choose", lambda graphs, found: choose(graphs, [graphs.times]))
+    with pytest.raises(AssertionError, match="replicas differ"):
+        train(run_file(idle), 2)
+
+
 def test_training_in_bfloat16_learns_as_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its checkpoint holds float32, with which NumPy goes on."""
     fake_cupy.install(monkeypatch)
@@ -50,3 +78,29 @@ def test_training_in_bfloat16_learns_as_in_float64(monkeypatch: pytest.MonkeyPat
     two = train(run_file([*changes, "engine.dtype=float32"]), 1, rest(tmp_path))
     for ours, exact in zip(one.records + two.records, whole.records, strict=True):
         assert ours["loss"] == pytest.approx(exact["loss"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [([], 2), (["train.clip_norm=0.5"], 3), (["engine.dtype=float16", "train.loss_scale={start: 1024}"], 3)],
+    ids=["loss and hits", "norm of gradients", "is all finite"],
+)
+def test_what_the_host_reads_of_a_step(monkeypatch: pytest.MonkeyPatch, changes: list[str], reads: int) -> None:
+    fake_cupy.install(monkeypatch)
+    fake_cupy.few_kernels(monkeypatch, 2 if "engine.dtype=float16" in changes else 8)
+    fetch, step, count, counts = CupyDevice.fetch, Trainer._step, [0], list[int]()
+
+    def counted(self: CupyDevice, a: Any) -> Any:
+        count[0] += 1
+        return fetch(self, a)
+
+    def whole(self: Trainer, *args: Any) -> Any:
+        before = count[0]
+        result = step(self, *args)
+        counts.append(count[0] - before)
+        return result
+
+    monkeypatch.setattr(CupyDevice, "fetch", counted)
+    monkeypatch.setattr(Trainer, "_step", whole)
+    train(run_file([CUPY, "train.epochs=1", *changes]))
+    assert counts == [reads] * 3

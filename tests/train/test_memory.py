@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lbpar.engine.registry import get_engine
+from lbpar.errors import EngineError
+
 pytest.importorskip("lbpar.engine.onednn.engine")
 
 CODE = """
@@ -39,6 +42,8 @@ data: {train: synthetic, samples: 6}
 train: {batch: 1, epochs: 1, loss: dice, optimizer: {name: sgd, lr: 0.001, momentum: 0.9}}
 engine: {name: onednn, threads: 1}
 """
+AGAIN = UNET + "parallel: {recompute: 6}\n"
+BFLOAT16 = UNET.replace("threads: 1", "threads: 1, dtype: bfloat16")
 CONV = """
 model: {input: [128, 128, 128, 1], layers: [{op: conv, filters: 3, kernel: 3, pad: 1}]}
 data: {train: synthetic, samples: 6, prefetch: 0}
@@ -49,9 +54,15 @@ engine: {name: onednn, threads: 1}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux' /proc")
-@pytest.mark.parametrize("text", [UNET, CONV], ids=["unet3d", "conv"])
+@pytest.mark.parametrize("text", [UNET, AGAIN, CONV, BFLOAT16], ids=["unet3d", "computed again", "conv", "bfloat16"])
 def test_training_takes_the_memory_that_was_said(text: str) -> None:
+    if text == BFLOAT16:
+        try:
+            get_engine("onednn", "bfloat16", 1)
+        except EngineError as error:
+            pytest.skip(str(error))
     done = subprocess.run([sys.executable, "-c", CODE, text], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said, taken = json.loads(done.stdout.splitlines()[-1])
-    assert 0.98 * taken <= said <= 1.12 * taken, f"said {said >> 20} MiB, taken {taken >> 20} MiB"
+    most = 1.3 if "avx512f" in Path("/proc/cpuinfo").read_text() else 1.12  # kernels of AVX-512 copy less of a volume
+    assert 0.98 * taken <= said <= most * taken, f"said {said >> 20} MiB, taken {taken >> 20} MiB"

@@ -14,14 +14,15 @@ from lbpar import api, inference
 from lbpar.config.data import Patches
 from lbpar.data import targets
 from lbpar.data.hdf5 import Hdf5Dataset
-from lbpar.data.patches import MOST, Patched, own_places
-from lbpar.data.sliding import shares, starts
+from lbpar.data.patches.cut import MOST, Patched, own_places
+from lbpar.data.patches.sliding import shares, starts
 from lbpar.errors import ConfigError, DataError
 from lbpar.study.slices import slices
 from lbpar.train import predict
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.trainer import Trainer
 from lbpar.transport.virtual import VirtualWorld
+from tests.runtime.test_scores import means, per_volume
 from tests.util import training
 from tests.util.training import run_file, whole
 
@@ -34,7 +35,7 @@ RUN = """
 model: {input: [4, 5, 4, 2], layers: [{op: conv, filters: 3, kernel: 3, pad: 1, name: low}, {op: relu}, {op: conv, filters: 3, kernel: 1, name: last}]}
 data: {patches: {per_sample: 2, foreground: 0.5, overlap: 0.4}}
 train: {batch: 4, epochs: 2, seed: 5, loss: dice_cross_entropy, optimizer: {name: sgd, lr: 0.1},
-        evaluate: {metrics: [dice, confusion], watch: test_dice}}
+        evaluate: {metrics: [dice, confusion, dice_per_volume], watch: test_dice}}
 engine: {name: numpy, dtype: float64}
 """
 
@@ -48,7 +49,9 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "MEASURED", (*training.MEASURED, "test_dice", "test_confusion"))
+    monkeypatch.setattr(
+        training, "MEASURED", (*training.MEASURED, "test_dice", "test_confusion", "test_dice_per_volume")
+    )
 
 
 def train(config: Any, procs: int, job: Any) -> Any:
@@ -78,6 +81,16 @@ def blended(predict_window: Any, x: np.ndarray, patch: tuple[int, ...], overlap:
                 total[at] += gauss * predict_window(x[at])
                 weight[at] += gauss
     return total / weight
+
+
+def dice_and_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The loss of a batch."""
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    hot = np.eye(p.shape[-1])[labels]
+    axes = tuple(range(labels.ndim))
+    dice = (2 * (p * hot).sum(axes) + 1) / (p.sum(axes) + hot.sum(axes) + 1)
+    return float(-np.log((p * hot).sum(-1)).mean() + (1 - dice).mean())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +181,13 @@ def test_any_grid_trains_and_predicts_whole_samples_alike(
     labels = want.argmax(-1)
     np.testing.assert_array_equal(np.load(tmp_path / f"{procs}.npy"), labels)
     confusion = [[int(((Y[3:] == i) & (labels == j)).sum()) for j in range(3)] for i in range(3)]
-    assert records[-1]["test_confusion"] == confusion and "test_loss" not in records[-1]
+    assert records[-1]["test_confusion"] == confusion
+    each = means(per_volume(labels, Y[3:], 3))
+    assert records[-1]["test_dice_per_volume"] == pytest.approx(np.nanmean(each[1:]), rel=1e-12)
+    held_out = Hdf5Dataset(file, "test", dtype=np.float64)
+    drawn = Patched(held_out, (4, 5, 4), Patches(per_sample=2, foreground=0.5), own_places(held_out, (0, 1)), 5)
+    loss = dice_and_entropy(np.array([window(x) for x in drawn.read(np.arange(4))]), drawn.read_targets(np.arange(4)))
+    np.testing.assert_allclose(records[-1]["test_loss"], loss, rtol=1e-9)
     assert records[-1]["test_accuracy"] == (labels == Y[3:]).mean()
     (one,) = found[0][1]
     np.testing.assert_array_equal(one.prediction, labels[1][one.depth])
@@ -195,7 +214,7 @@ def test_the_commands_work_on_whole_volumes(file: Path, tmp_path: Path, capsys: 
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-12)
     assert inference.evaluate(["--run", f"{tmp_path}/run"]) == 0
     said = capsys.readouterr().out
-    assert "test_dice " in said and "test_loss" not in said and "taken for 2" in said
+    assert "test_dice " in said and "test_loss " in said and "taken for 2" in said
     np.save(tmp_path / "small.npy", X[3:, :3])
     with pytest.raises(DataError, match="expected at least .4, 5, 4, 2., of which patches are cut"):
         inference.predict([*command[:3], f"{tmp_path}/small.npy", "--out", f"{tmp_path}/z.npy"])
@@ -206,7 +225,6 @@ def test_the_commands_work_on_whole_volumes(file: Path, tmp_path: Path, capsys: 
     [
         ("model.input=[4, 8, 4, 2]", "expected at least .4, 8, 4, 2., the network's input"),
         ("model.input=[4, 5, 4, 1]", "expected at least"),
-        ("train.evaluate.watch=test_loss", "have no loss; watch a metric"),
         ("data.train=synthetic", "data.patches: data.train is synthetic"),
         ("model.layers=[{op: conv, filters: 3, kernel: 3, name: last}]", "expected an output per pixel or voxel"),
     ],

@@ -219,9 +219,35 @@ def test_what_cannot_be_written_ends_the_run_on_all_ranks(
     assert steps(tmp_path / "run") == [s for s in (2, 3, 4, 6, 8) if s < step]
 
 
-def test_a_copy_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_copy_that_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "node_memory", lambda: 20_000)
     with pytest.raises(
         ConfigError, match="run.checkpoint.background: rank 0 would hold a copy of all ranks' state, 14.8 kB, "
     ):
-        job(tmp_path / "run", [BACKGROUND, "parallel.memory=20000"])
+        job(tmp_path / "run", [BACKGROUND])
     assert not (tmp_path / "run").exists()
+
+
+DELAYED = ["parallel.stages=2", "parallel.schedule=delayed", "parallel.strategy=data", "data.samples=38"]
+
+
+@pytest.mark.parametrize("fields", [[], ["run.checkpoint={every_steps: 3, keep: 9}"]], ids=["asked", "and every 3"])
+def test_what_is_under_way_is_done_before_a_run_ends(fields: list[str], tmp_path: Path) -> None:
+    """Asked to end after its second update, when a third batch is in the first stage: saved after the third."""
+    fields = [*DELAYED, *(fields or ["run.checkpoint={keep: 9}"])]
+    calls = {0: 0, 1: 0}
+
+    def stop(transport: Transport) -> str | None:
+        calls[transport.rank] += 1
+        return "enough" if calls[transport.rank] == 2 else None
+
+    trainers, code = job(tmp_path, fields, stop=stop)
+    assert code == STOPPED and steps(tmp_path) == [3]
+    assert all(t.step == 3 and not t.under_way for t in trainers)
+    if "every_steps" in fields[-1]:  # which drains there in any case: the run is that which was not asked
+        ended, _ = job(tmp_path, fields, resume=True)
+        straight, _ = job(tmp_path / "straight", fields)
+        same(ended, straight)
+        assert steps(tmp_path / "straight") == [3, 5, 6, 9, 10, 12, 15]

@@ -34,6 +34,15 @@ def test_a_run_with_stages_is_the_run_of_one_rank(procs: int, changes: list[str]
     assert_same(train(run_file([*BASE, *changes]), procs), train(run_file([*BASE, *same])))
 
 
+def test_one_micro_batch_has_statistics_of_the_whole_batch() -> None:
+    """Then norms are those of a run without stages; those of parts are others."""
+    whole = train(run_file([]))
+    assert_same(train(run_file(["parallel.stages=2", "parallel.micro_batches=1", "parallel.strategy=data"]), 4), whole)
+    parts = train(run_file(BASE))
+    name = next(n for n in whole.tensors if n.endswith("running_var"))
+    assert np.abs(parts.tensors[name] - whole.tensors[name]).max() > 1e-3
+
+
 def test_a_run_goes_on_with_another_number_of_stages(tmp_path: Path) -> None:
     want = train(run_file(BASE))
 
@@ -57,7 +66,7 @@ def test_a_run_goes_on_with_another_number_of_stages(tmp_path: Path) -> None:
 def test_predictions_are_those_of_one_rank() -> None:
     def job(trainer: Trainer) -> list[dict[str, Any]]:
         trainer.train_epoch()
-        found.append(predict(trainer.worker, trainer.dataset, 8))
+        found.append(predict(trainer.worker, trainer.dataset, 8)[trainer.graph.output])
         return []
 
     found: list[np.ndarray] = []
@@ -68,7 +77,7 @@ def test_predictions_are_those_of_one_rank() -> None:
 
 
 WRONG = {
-    "stages: 3 of 4 processes": (4, ["parallel.stages=3"], "does not divide the 4 processes"),
+    "stages: 3 of 4 processes": (4, ["parallel.stages=3"], "does not divide 4 processes"),
     "more stages than layers": (16, ["parallel.stages=16"], "11 layers"),
     "more parts than samples": (2, ["parallel.stages=2", "parallel.micro_batches=9"], "expected at most 8"),
     "a stage that is not there": (2, ["parallel.stages=2", "parallel.stage={fc: 2}"], "expected 0 to 1"),

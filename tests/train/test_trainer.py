@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lbpar.data.sampler import Sampler
+from lbpar.data.writer import Split, write
 from lbpar.errors import ConfigError, TrainingError
 from lbpar.train.setup import build_dataset, build_graph
 from tests.util.training import PLANS, SMALL, assert_same, run_file, train
@@ -217,6 +218,12 @@ class Spoilt:
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
+    def part(self, source):
+        return self
+
+    def at(self, epoch):
+        return self
+
     def read(self, samples, box=None):
         x = self._inner.read(samples, box)
         x[samples == self._bad] = self._value
@@ -342,3 +349,16 @@ def test_cosmoflow_learns_as_it_is(variant):
     )
     first, *_, last = (r["loss"] for r in train(config).records)
     assert last < first < 1.2**2 + 1  # targets lie between 0 and 1, outputs between -1.2 and 1.2
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_samples_that_are_far_too_large_are_blamed_and_not_the_learning_rate(procs, tmp_path):
+    """One rank alone may hold them."""
+    x = np.random.default_rng(0).standard_normal((22, 6, 5, 2)).astype(np.float32)
+    x[5:7, 0] = 3e38
+    write(tmp_path / "d.h5", [Split("train", x, np.arange(22) % 7)])
+    changes = [f"data.train={tmp_path}/d.h5", "data.test=null", "engine.dtype=float32"]
+    with pytest.raises(
+        TrainingError, match=r"step \d: the loss is (nan|inf).*as large as 3e\+38: normalise them .data.normalise"
+    ):
+        train(run_file([*changes, *(MIXED if procs == 4 else [])]), procs)

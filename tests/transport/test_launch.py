@@ -15,6 +15,7 @@ import pytest
 from lbpar.errors import CommError, ConfigError
 from lbpar.launcher import launched_ranks
 from lbpar.layout.grid import Grid
+from lbpar.transport import launch
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.launch import check_world, connect, run_main, self_test
 from lbpar.transport.single import SingleTransport
@@ -306,3 +307,10 @@ def test_hang_seconds_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LBPAR_HANG_SECONDS", "90")
     assert hang_seconds(START) == 90
     assert hang_seconds() == 90 and np.isfinite(hang_seconds())
+
+
+def test_a_text_that_the_locale_cannot_write_is_told_in_words() -> None:
+    with pytest.raises(UnicodeEncodeError) as caught:
+        "läufe".encode("ascii")
+    told = launch._describe(caught.value, 0, 1)
+    assert "Traceback" not in told and "'l\\xe4ufe'" in told and "LC_ALL=C.UTF-8" in told

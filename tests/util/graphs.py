@@ -91,3 +91,22 @@ def residual_network(classes: int = 5) -> Graph:
     x = g.relu(g.add([conv_norm(y, 8, 3, 1, "block2.2"), conv_norm(x, 8, 1, 2, "block2.skip")]))
     x = g.dropout(g.global_avg_pool(x), 0.2, name="dropout")
     return g.build(g.linear(x, classes, name="fc")).with_loss(LOSSES["cross_entropy"](0.1))
+
+
+def shared_network(norm: bool = True, groups: int = 1) -> Graph:
+    """Layers that share parameters at two sizes of an image, side by side and at both ends: convolutions (one of them transposed),
+    norms, slopes and matrices."""
+    g = GraphBuilder(input=(8, 6, 4), name="shared")
+
+    def block(x: str, first: str | None) -> str:
+        name = "" if first is None else "again"
+        y = g.conv(x, 4, 3, pad=1, groups=groups, name=f"conv{name}", share=first and "conv")
+        y = g.norm(y, name=f"norm{name}", share=first and "norm") if norm else y
+        return g.prelu(y, name=f"slope{name}", share=first and "slope")
+
+    x = block(g.input, None)
+    y = block(g.max_pool(x, 2, name="pool"), "conv")
+    y = g.conv_transpose(y, 4, 3, 2, 1, groups=groups, output_pad=1, name="up", share="conv")
+    x = g.conv(g.relu(g.add([x, y], name="sum"), name="relu"), 4, 3, 2, groups=groups, name="third", share="conv")
+    x = g.relu(g.linear(g.global_avg_pool(x, name="mean"), 4, name="fc"), name="relu2")
+    return g.build(g.linear(x, 4, name="last", share="fc")).with_loss(LOSSES["cross_entropy"](0.1))

@@ -186,7 +186,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: self.launch(name, args, kwargs)
 
 
-for _name in Engine.__abstractmethods__ - set(vars(LateEngine)):
+for _name in (Engine.__abstractmethods__ | {"on_host"}) - set(vars(LateEngine)):
     setattr(LateEngine, _name, _kernel(_name))
 LateEngine.__abstractmethods__ = frozenset()
 

@@ -115,6 +115,7 @@ def run(
     state: Arrays | None = None,
     dtype: Any = np.float64,
     engine: Any = None,
+    held: list[int] | None = None,
     **options: Any,
 ) -> Run:
     """Lower, run on virtual ranks in lockstep (every buffer watched between start and wait), and leave nothing pending.
@@ -127,6 +128,8 @@ def run(
         Runs of the program, with plain gradient descent of the given ``rate`` after each.
     state : mapping, optional
         Global initial parameters that replace the drawn ones.
+    held : list, optional
+        Gets the bytes that rank 0 holds beside its parameters, after each of its steps.
     options
         Of ``lower``; by default everything is kept, and the input's gradient wanted.
     """
@@ -141,6 +144,8 @@ def run(
         e = Executor(program, engine or NumpyEngine(dtype), world.transport(r), own)
         e.micro_batch.seed = seed
         e.on_update = descent(rate)
+        if held is not None and r == 0:
+            _watch(e, held)
         executors.append(e)
     results: list[dict[str, Any]] = []
     for step in range(steps):
@@ -149,6 +154,26 @@ def run(
         results = run_lockstep(executors, [local_feeds(program, r, feeds, dtype) for r in range(plan.grid.size)])
         world.check_idle()
     return Run(program, executors, results, world, frozenset(_varying(graph, batch)))
+
+
+def _watch(executor: Executor, held: list[int]) -> None:
+    execute, program, begin = executor.execute, executor.program, executor.begin
+    fed: list[int] = []
+
+    def begun(feeds: Arrays) -> None:  # they stay to the end: whoever gave them has them
+        fed.append(sum(a.nbytes for a in feeds.values()))
+        begin(feeds)
+
+    def watched(index: int) -> None:
+        execute(index)
+        own = {
+            id(a): a.nbytes for b, a in executor.arrays.items() if b not in program.params and b not in program.feeds
+        }
+        held.append(fed[-1] + sum(own.values()))
+
+    executor.begin = begun  # type: ignore[method-assign]
+
+    executor.execute = watched  # type: ignore[method-assign]
 
 
 def descent(rate: float) -> Callable[[Arrays, Arrays], None]:
@@ -168,7 +193,7 @@ def local_feeds(program: Program, rank: int, feeds: Arrays, dtype: Any = np.floa
         info = program.buffers[buffer]
         part = feeds[source][info.first : info.first + info.layout.shape[0]]
         block = cut(info.layout.box(rank), part)
-        out[buffer] = block if block.dtype == np.int64 else block.astype(dtype)
+        out[buffer] = block if block.dtype.kind in "iu" else block.astype(dtype)
     return out
 
 
@@ -260,15 +285,16 @@ def random_state(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray
 def samples(graph: Graph, batch: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random inputs and targets. Labels are classes of the output, a third of them those that the loss ignores; binary targets lie in [0, 1]."""
     out: dict[str, np.ndarray] = {}
-    classes = graph.shapes(batch)[graph.output][-1]
+    of = {target: (output, loss) for output, (target, loss) in (graph.compared if graph.loss else {}).items()}
     for node in graph.inputs:
         shape = graph.shapes(batch)[node.name]
         if getattr(node.op, "dtype", None) == "int64":
-            out[node.name] = rng.integers(0, classes, shape)
-            ignore = getattr(graph.loss and graph.loss.op, "ignore_index", None)
+            output, loss = of[node.name]
+            out[node.name] = rng.integers(0, graph.shapes(batch)[output][-1], shape)
+            ignore = getattr(loss, "ignore_index", None)
             if ignore is not None:  # some positions, never all
                 out[node.name].flat[1::3] = ignore
-        elif node.name == "target":
+        elif node in graph.targets:
             out[node.name] = rng.random(shape)
         else:
             out[node.name] = rng.standard_normal(shape)

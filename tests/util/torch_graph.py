@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from lbpar.graph.graph import LOSS, Graph
 from lbpar.graph.op import Input
-from lbpar.graph.ops.deep import Deep
+from lbpar.graph.ops.joint import Joint
 
 
 @dataclass
@@ -49,7 +49,7 @@ def step(
             value = torch.tensor(feeds[node.name])
             values[node.name] = value.requires_grad_() if value.is_floating_point() else value
         else:
-            mine = {k.rpartition(".")[2]: v for k, v in own.items() if k.rpartition(".")[0] == node.name}
+            mine = {k.rpartition(".")[2]: v for k, v in own.items() if k.rpartition(".")[0] == node.owner}
             values[node.name] = _apply(node.op, [values[i] for i in node.inputs], mine, training, parts)
             values[node.name].retain_grad()
     end = values[LOSS] if LOSS in values else values[graph.output].sum()
@@ -88,13 +88,14 @@ def _apply(
 ) -> torch.Tensor:
     x, w, b = xs[0], own.get("weight"), own.get("bias")
     rank = x.ndim - 2
-    if isinstance(op, Deep):
-        total = op.weights[0] * _apply(op.of, xs[:2], own, training)
-        for weight, head in zip(op.weights[1:], xs[2:], strict=True):
-            steps = op.strides(tuple(x.shape), tuple(head.shape))
-            total = total + weight * _apply(
-                op.of, [head, xs[1][(slice(None), *(slice(None, None, s) for s in steps))]], own, training
-            )
+    if isinstance(op, Joint):
+        total = torch.zeros((), dtype=torch.float64)
+        for part in op.parts:
+            head, target = xs[part.x], xs[part.target]
+            full = xs[next(p.x for p in op.parts if p.target == part.target)]
+            steps = op.strides(tuple(full.shape), tuple(head.shape))
+            thin = target[(slice(None), *(slice(None, None, s) for s in steps))]
+            total = total + part.loss.factor * _apply(part.loss, [head, thin], own, training)
         return total
     match op.kind:
         case "conv":

@@ -21,7 +21,7 @@ from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.rules import LAMB, LARS, SGD, AdamW
 from lbpar.runtime.worker import StepResult, Worker, norms_over_ranks
 from lbpar.transport.virtual import VirtualWorld
-from tests.util.graphs import residual_network
+from tests.util.graphs import residual_network, shared_network
 from tests.util.run import local_feeds, random_plan, samples
 
 BATCH, STEPS = 4, 2
@@ -76,6 +76,8 @@ CASES = {
     "regression": Case(regression(), lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3, trust=0.1), clip=1e6),
     "classifier": Case(classifier(), lambda: SGD(0.1), types="float32"),
     "stages": Case(residual_network(), lambda: SGD(0.05, momentum=0.9), clip=0.5, schedule="1f1b"),
+    "shared": Case(shared_network(groups=2), lambda: SGD(0.05, momentum=0.9)),
+    "shared in stages": Case(shared_network(norm=False), lambda: LARS(0.1, momentum=0.9, trust=0.1), schedule="1f1b"),
     "split stages": Case(classifier(), lambda: SGD(0.1), schedule="zero-bubble"),
 }
 

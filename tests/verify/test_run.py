@@ -14,10 +14,12 @@ from lbpar.config.run_file import parse_run
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError, PlanError
+from lbpar.layout.grid import Grid
 from lbpar.plan.resolve import save_plan
-from lbpar.program.plan import Pipeline
+from lbpar.program.plan import Pipeline, Plan
 from lbpar.runtime import binding as kernels
 from lbpar.runtime.binding import Bound
+from lbpar.runtime.delayed import Pipe
 from lbpar.runtime.optim.rules import SGD
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.single import SingleTransport
@@ -44,8 +46,8 @@ parallel: {strategy: data, layers: {c: {H: 2, F: 2}, r: {H: 2, C: 2}}}
 STAGES = "{strategy: data, stages: 2, micro_batches: 2, stage: {r: 1}}"
 
 
-def check(count: int = 0) -> Verification:
-    config = parse_run(RUN)
+def check(count: int = 0, run: str = RUN) -> Verification:
+    config = parse_run(run)
     graph = build_graph(config)
     plans = named_plans("data", build_plan(config, graph, 4), graph, 5, count, seed=1)
     return verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
@@ -68,6 +70,16 @@ def test_everything_is_compared() -> None:
     expected = {"c:y", "c:dy", "r:y", "fc:y", "input:dy", "c.weight:grad", "fc.bias:grad", "c.weight", "n.running_var"}
     assert expected <= set(result.tensors)
     assert all(sum(p.sent.values()) > 0 for p in result.plans.values())
+
+
+def test_random_plans_compute_random_layers_again() -> None:
+    run = RUN.replace("parallel: {", "parallel: {recompute: [c, n, r, dropout1], ")
+    result = check(6, run)
+    assert result.equal()
+    config = parse_run(run)
+    graph = build_graph(config)
+    plans = [p for _, p in named_plans("data", build_plan(config, graph, 4), graph, 5, 6, seed=1)]
+    assert len({p.recompute for p in plans}) > 3 and plans[0].recompute == ("c", "n", "r", "dropout1")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,40 @@ def test_stages_are_compared_with_the_same_micro_batches(
     result = verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
     assert {"c:y#0", "c:y#1", "fc:dy#1", "c.weight:grad", "c.weight", "n.running_var"} <= set(result.tensors)
     assert result.equal() == (wrong is None) and (wrong is None or result.tensors[wrong[0]] > 1e-9)
+
+
+DELAYED = "{strategy: data, stages: 2, schedule: delayed, stage: {r: 1}}"
+
+
+@pytest.mark.parametrize("wrong", [None, "weights are not kept", "a kernel"])
+@pytest.mark.parametrize("rule", ["{name: sgd, lr: 0.1, momentum: 0.9}", "{name: lamb, lr: 0.1}"])
+def test_delayed_gradients_are_compared_with_those_of_older_weights_on_one_rank(
+    wrong: str | None, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four updates, in a loop that knows nothing of stages; what backward passes see must be what forward passes saw."""
+    if wrong == "a kernel":
+        spoil(monkeypatch, "conv_forward", lambda b: b.rank == 0)
+    elif wrong is not None:
+        monkeypatch.setattr(Pipe, "_keep", lambda self, done, params: None)
+    config = parse_run(RUN.replace("{strategy: data, layers: {c: {H: 2, F: 2}, r: {H: 2, C: 2}}}", DELAYED))
+    config = config.model_copy(update={"train": parse_run(RUN, [f"train.optimizer={rule}"]).train})
+    graph = build_graph(config)
+    plans = named_plans("data", build_plan(config, graph, 4), graph, 5, 1, seed=1)
+    result = verify_plans(config, graph, plans, 5, "numpy", 1, SingleTransport())[0]
+    assert {"c:y", "fc:dy", "c.weight:grad", "c.weight", "fc.weight", "n.running_var", "input:dy"} <= set(
+        result.tensors
+    )
+    assert result.equal() == (wrong is None) and (wrong is None or result.worst > 1e-9)
+
+
+def test_delays_that_differ_are_not_compared_together() -> None:
+    config = parse_run(RUN)
+    graph = build_graph(config)
+    plain = build_plan(config, graph, 4)
+    names = [n.name for n in graph.ops]
+    other = Plan(Grid((2,)), {}).staged(2, Pipeline(stages={n: int(n == names[-1]) for n in names}, schedule="delayed"))
+    with pytest.raises(ConfigError, match="delay gradients differently"):
+        verify_plans(config, graph, [("a", plain), ("b", other)], 5, "numpy", 1, SingleTransport())
 
 
 def test_plans_with_other_micro_batches_are_not_compared_together() -> None:
@@ -242,12 +288,17 @@ def test_an_engine_is_compared_with_the_reference_in_float64(
     run = ["--config", "run.yaml", "--procs", "4", "--engine", "onednn"]
     assert main([*run, "--dtype", dtype]) == 0
     out = capsys.readouterr().out
-    assert f"4 simulated ranks (onednn {dtype}) against one (numpy float64" in out
-    assert ("rounded to bfloat16" in out) == (dtype == "bfloat16")
+    other = "bfloat16" if dtype == "bfloat16" else "float64"  # which rounds activations as well
+    assert f"4 simulated ranks (onednn {dtype}) against one (numpy {other})" in out
     from lbpar.engine.onednn.engine import OneDnnEngine
 
     right = OneDnnEngine.conv_forward
-    monkeypatch.setattr(OneDnnEngine, "conv_forward", lambda *a: right(*a) * 1.1)
+
+    def wrong(self: OneDnnEngine, *a: Any) -> Any:
+        y = right(self, *a)
+        return (y * 1.1).astype(y.dtype)
+
+    monkeypatch.setattr(OneDnnEngine, "conv_forward", wrong)
     assert main([*run, "--dtype", dtype]) == 1  # wrong on one rank as on four
     with pytest.raises(ConfigError, match=r"no float64.*--dtype float32"):
         main(run)
@@ -268,3 +319,62 @@ def test_rules_of_the_run_file_are_what_is_compared() -> None:
     assert norms[0] > 0.1 and norms[1:] == pytest.approx([0.01, 0.01], rel=1e-3)
     moved = {k: np.abs(values[k]["n.running_mean"] - values["plain"]["n.running_mean"]).max() for k in kinds}
     assert moved["clipped"] == 0 < moved["added"]  # three batches, not one
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--procs", "4", "--set", "parallel={stages: 3}"],
+            "parallel.stages: got 3, which does not divide 4 processes",
+        ),
+        (["--procs", "4", "--set", "parallel={layers: {gone: {N: 2}}}"], "parallel.layers: .* has no layer 'gone'"),
+        (["--procs", "4", "--set", "parallel={strategy: data, memory: 1GB, stages: 3}"], "parallel.stages: got 3"),
+    ],
+)
+def test_what_no_plan_can_be_is_refused_before_a_machine_is_measured(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lbpar.calibrate.machine.machine_of", lambda *_: pytest.fail("measured"))
+    (tmp_path / "run.yaml").write_text(RUN)
+    with pytest.raises(PlanError, match=words):
+        main(["--config", str(tmp_path / "run.yaml"), *options])
+
+
+SHARED = """
+model:
+  input: [7, 6, 3]
+  layers:
+    - {op: conv, filters: 4, kernel: 3, pad: 1, name: a}
+    - {op: conv, filters: 4, kernel: 3, pad: 1, name: b}
+    - {op: conv, filters: 4, kernel: 3, pad: 1, name: c, share: b}
+    - {op: global_avg_pool}
+    - {op: linear, features: 3, name: fc}
+data: {train: synthetic}
+train: {batch: 8}
+"""
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        "{strategy: data, stages: 2, schedule: 1f1b, stage: {b: 0, c: 1}}",
+        "{strategy: data, stages: 2, schedule: zero-bubble, stage: {b: 1}}",
+        "{strategy: data, stages: 2, schedule: gpipe, micro_batches: 3}",
+        "{strategy: spatial, micro_batches: 2}",
+    ],
+)
+def test_parameters_keep_their_type_beside_half_activations(parallel: str, tmp_path: Path) -> None:
+    """Their gradients too, where another stage has them, and of every micro-batch."""
+    (tmp_path / "run.yaml").write_text(SHARED + f"parallel: {parallel}\n")
+    options = ["--procs", "4", "--engine", "numpy", "--dtype", "bfloat16"]
+    assert main(["--config", str(tmp_path / "run.yaml"), *options]) == 0
+
+
+@pytest.mark.parametrize("grids", ["{b: {C: 2}, c: {F: 2}}", "{b: {N: 2}, c: {F: 2}}", "{b: {H: 2}, c: {C: 2}}"])
+def test_shared_parameters_on_grids_of_their_own_with_delayed_gradients(grids: str, tmp_path: Path) -> None:
+    fields = (
+        f"parallel: {{strategy: data, stages: 2, schedule: delayed, stage: {{a: 0, fc: 1, b: 1}}, layers: {grids}}}\n"
+    )
+    (tmp_path / "run.yaml").write_text(SHARED + fields)
+    assert main(["--config", str(tmp_path / "run.yaml"), "--procs", "4"]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,8 @@ class CupyDevice(Device):
         self.place, (_, self.capacity) = place(self.cupy), self._runtime.memGetInfo()
         self.stream = cuda.Stream(non_blocking=True)
         self._aside = cuda.Stream(non_blocking=True)
-        self.pool = cuda.MemoryPool()
+        self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool()
+        self._capturing = False
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
         self._ndarray, self._out_of_memory = self.cupy.ndarray, cuda.memory.OutOfMemoryError
@@ -68,6 +69,10 @@ class CupyDevice(Device):
         except self._out_of_memory as error:
             raise EngineError(self._no_room(nbytes)) from error
         return self._ndarray(shape, kind, memory)
+
+    def held_bytes(self) -> int:
+        """Bytes that this process has taken for arrays."""
+        return int(self.pool.total_bytes() + self._captured.total_bytes())
 
     def _no_room(self, nbytes: int) -> str:
         free, total = self._runtime.memGetInfo()
@@ -146,6 +151,7 @@ class CupyDevice(Device):
         return [0 if r is None else address(self._upload(r)) for r in lists]
 
     def from_host(self, a: npt.NDArray[Any]) -> Array:
+        self._recorded_not("an array of the host is read")
         out = self.empty(a.shape, a.dtype)
         if out.nbytes:
             piece = self.pinned.take(out.nbytes)
@@ -168,6 +174,7 @@ class CupyDevice(Device):
         return found[1]
 
     def fetch(self, a: Array) -> Callable[[], npt.NDArray[Any]]:
+        self._recorded_not("the host reads an array")
         kind = (
             np.dtype(np.float32) if a.dtype.itemsize == 2 and a.dtype.kind not in "iu" else a.dtype
         )  # half types are widened
@@ -225,7 +232,32 @@ class CupyDevice(Device):
         if event is not None:
             self.stream.wait_event(event)
 
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        pool, self.pool, self._capturing = self.pool, self._captured, True  # memory that nothing else takes
+        self.stream.begin_capture()
+        try:
+            run()
+        except BaseException as error:
+            with suppress(self._runtime.CUDARuntimeError):
+                self.stream.end_capture()
+            if isinstance(error, self._runtime.CUDARuntimeError):
+                raise EngineError(f"CUDA cannot record it ({error})") from error
+            raise
+        finally:
+            self.pool, self._capturing = pool, False
+        graph, held = self.stream.end_capture(), list(self._uploads.values())  # which may be forgotten meanwhile
+
+        def launch(held: Any = held) -> None:
+            graph.launch(self.stream)
+
+        return launch
+
+    def _recorded_not(self, what: str) -> None:
+        if self._capturing:
+            raise EngineError(f"{what} in the midst of a step")
+
     def synchronize(self) -> None:
+        self._recorded_not("the host waits")
         with self.waiting():
             self.stream.synchronize()
 

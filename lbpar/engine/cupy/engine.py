@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,20 +16,7 @@ from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.library import load_cudnn, without_cudnn
 from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
-from lbpar.errors import EngineError
-
-
-def half(name: str) -> np.dtype[Any]:
-    """A half type by name: NumPy has no bfloat16 of its own."""
-    if name == "float16":
-        return np.dtype(np.float16)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise EngineError(
-            f"engine.dtype: {name} needs the package ml-dtypes ({error}): pip install 'lbpar[cuda13]' or 'lbpar[cuda12]', or choose float32."
-        ) from error
-    return np.dtype(getattr(ml_dtypes, name))
+from lbpar.engine.half import half
 
 
 class CupyEngine(Updates, ThroughHost, Engine):
@@ -45,9 +32,11 @@ class CupyEngine(Updates, ThroughHost, Engine):
     cudnn : True, False or "auto"
         Convolve by cuDNN; "auto" where it can be loaded.
     autotune : bool
-        Time cuDNN's plans and our kernels, and take the fastest.
+        Time cuDNN's plans and our kernels when a convolution is first computed, and from `agree` on take the fastest.
     workspace : int
         Most bytes that a convolution or product may take beside its operands.
+    graphs : bool
+        Let steps of one process be recorded.
     compute : "bfloat16" or "float16", optional
         Hold activations in this type and multiply in it. Sums, statistics, weights and their gradients stay float32, and a copy of the
         weights is rounded for each product.
@@ -71,11 +60,12 @@ class CupyEngine(Updates, ThroughHost, Engine):
         cudnn: bool | str = "auto",
         autotune: bool = False,
         workspace: int = WORKSPACE,
+        graphs: bool = False,
     ) -> None:
         Engine.__init__(self, dtype, threads)
         Updates.__init__(self)
         self._device = self.cupy.cuda.Device()
-        self.tf32 = tf32
+        self.tf32, self._autotune, self.captures = tf32, autotune, graphs
         self._card = replace(self._card, workspace=workspace)
         module = load_cudnn(cudnn)
         if module is not None:
@@ -85,6 +75,12 @@ class CupyEngine(Updates, ThroughHost, Engine):
                 without_cudnn(cudnn, error)
         if compute is not None:
             self.activations = half(compute)
+
+    def agree(self, exchange: Callable[[Any], Sequence[Any]]) -> None:
+        if self._autotune:  # which is the same on all ranks; what libraries they have need not be
+            found = exchange({} if self.graphs is None else self.graphs.times)
+            if self.graphs is not None:
+                self.graphs.choose(found)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -54,11 +54,15 @@ OURS: Choice = (-1, 0)
 
 @dataclass
 class Plan:
-    """A graph and the plans of it that may run; ``choice`` is the one that does, once that is known."""
+    """A graph, the plans of it that may run, and the one that does."""
 
     graph: Any
     candidates: Sequence[Choice]
-    choice: Choice | None
+    choice: Choice
+
+
+Times = Mapping[Hashable, Mapping[Choice, float]]
+"""Seconds of the plans of each pass."""
 
 
 class Graphs:
@@ -78,6 +82,12 @@ class Graphs:
         Most bytes that a plan may take for itself.
     properties : cudnn.device_properties, optional
         Plan for a described device, without one.
+
+    Attributes
+    ----------
+    times : dict
+        What was timed and not yet chosen from. Until then the heuristics' choice runs: ranks that compute the same thing, such as the
+        gradient of a replicated weight, must not do so by different plans.
     """
 
     def __init__(
@@ -93,6 +103,8 @@ class Graphs:
         self._version: int = cudnn.backend_version()
         self._refusals = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         self._plans: dict[Hashable, Plan | None] = {}
+        self.times: dict[Hashable, dict[Choice, float]] = {}
+        self._chosen: dict[Hashable, Choice] = {}
         self._graph("forward", _TRIAL, "float32", False, False).validate()  # an incomplete package shows here
 
     def plan(self, what: str, g: Geometry, dtype: str, bias: bool = False, relu: bool = False) -> Plan | None:
@@ -131,14 +143,30 @@ class Graphs:
             return f"channels of a group are no multiples of {row}"
         return ""
 
-    def run(self, plan: Plan, arrays: Mapping[str, Array | None], ours: Callable[[], None]) -> None:
-        """Compute a pass; ``ours`` does so by our kernels."""
-        pack = {UIDS[name]: address(a) for name, a in arrays.items() if a is not None}
+    def choose(self, found: Sequence[Times]) -> None:
+        """Of what all ranks have timed, take the plans that were fastest on those ranks together: the same on all of them."""
+        for key in {key for times in found for key in times}:
+            given = [times[key] for times in found if key in times]
+            shared = sorted(set.intersection(*map(set, given)))
+            if shared:
+                self._chosen[key] = min(shared, key=lambda choice: sum(times[choice] for times in given))
+            if (plan := self._plans.get(key)) is not None:
+                plan.choice = self._choice(key, plan.candidates)
+        self.times = {}
+
+    def _choice(self, key: Hashable, candidates: Sequence[Choice]) -> Choice:
+        chosen = self._chosen.get(key, candidates[0])
+        return chosen if chosen in candidates else candidates[0]
+
+    def run(self, key: Hashable, arrays: Mapping[str, Array | None], ours: Callable[[], None]) -> None:
+        """Compute a pass that has a `plan`, whose arguments ``key`` holds; ``ours`` does so by our kernels."""
+        pack, plan = {UIDS[name]: address(a) for name, a in arrays.items() if a is not None}, self._plans[key]
+        assert plan is not None
         if any(at % ALIGNMENT for at in pack.values()):
             ours()
             return
-        if plan.choice is None:
-            plan.choice = self._fastest(plan, pack, ours)
+        if self._autotune and key not in self._chosen and key not in self.times:
+            self.times[key] = self._timed(plan, pack, ours)
         self._execute(plan, plan.choice, pack, ours)
 
     def _execute(self, plan: Plan, choice: Choice, pack: dict[int, int], ours: Callable[[], None]) -> None:
@@ -150,7 +178,7 @@ class Graphs:
         at = 0 if workspace is None else address(workspace)
         plan.graph.execute_plan_at_index(pack, at, index, handle=self._handle)
 
-    def _fastest(self, plan: Plan, pack: dict[int, int], ours: Callable[[], None]) -> Choice:
+    def _timed(self, plan: Plan, pack: dict[int, int], ours: Callable[[], None]) -> dict[Choice, float]:
         times: dict[Choice, float] = {}
         for choice in plan.candidates:
             self._execute(plan, choice, pack, ours)  # the first run loads kernels
@@ -158,7 +186,7 @@ class Graphs:
             for _ in range(_REPEATS):
                 self._execute(plan, choice, pack, ours)
             times[choice] = self._engine.elapsed(start, self._engine.mark())
-        return min(times, key=lambda choice: times[choice])
+        return times
 
     def _planned(self, what: str, g: Geometry, dtype: str, bias: bool, relu: bool) -> Plan | None:
         heuristics, candidates = self._cudnn.heur_mode, []
@@ -184,7 +212,8 @@ class Graphs:
                 break
         if not candidates:
             return None
-        return Plan(graph, [*candidates, OURS], None) if self._autotune else Plan(graph, candidates, candidates[0])
+        candidates += [OURS] if self._autotune else []
+        return Plan(graph, candidates, self._choice((what, g, dtype, bias, relu), candidates))
 
     def _unwanted(self, dtype: str) -> list[Any]:
         """Notes of plans that give other digits: in another type, with sums in one, or not the same each time."""

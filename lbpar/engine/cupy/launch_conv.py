@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.base import LocalWindow, Window
-from lbpar.engine.cupy.launch_gemm import Operand, gemm, linear_backward_data, linear_backward_weights, linear_forward
+from lbpar.engine.cupy.launch_gemm import Operand, gemm
 from lbpar.engine.cupy.tiles import (
-    MATHS,
     MAX_ROWS,
     MOST_BLOCKS,
     Card,
@@ -343,31 +342,3 @@ def _tiled(
         return Job((first,))
     second = sum_splits(math_, out, bias[0] if bias else "", count, columns, cut.splits, relu, 1.0, float(add))
     return Job((first, second), cut.splits * count * math_.sum_bytes)
-
-
-def usual_kernels(card: Card) -> dict[str, dict[str, int]]:
-    """What the layers of usual networks launch: per file, name expressions with the shared memory that they are given, in bytes."""
-    flat, deep = (LocalWindow(3, 1, 1, 1),) * 2, (LocalWindow(3, 1, 1, 1),) * 3
-    halved, first = (LocalWindow(3, 2, 1, 1),) * 2, (LocalWindow(7, 2, 1, 3),) * 2
-    layers = [
-        Geometry.of(64, (224, 224), (112, 112), first, 1, 3, 64),
-        Geometry.of(64, (56, 56), (56, 56), flat, 1, 64, 64),
-        Geometry.of(64, (56, 56), (28, 28), halved, 1, 128, 128),
-        Geometry.of(1, (7, 7), (7, 7), flat, 1, 512, 512),
-        Geometry.of(64, (28, 28), (28, 28), (LocalWindow(1),) * 2, 1, 256, 512),
-        Geometry.of(64, (56, 56), (56, 56), flat, 128, 128, 128),
-        Geometry.of(1, (128,) * 3, (128,) * 3, deep, 1, 32, 32),
-    ]
-    found: dict[str, dict[str, int]] = {}
-    for math_ in MATHS.values():
-        jobs = [
-            make(math_, card, g) for g in layers for make in (conv_forward, conv_backward_data, conv_backward_weights)
-        ]
-        jobs += [
-            make(math_, card, 256, 2048, 1000)
-            for make in (linear_forward, linear_backward_data, linear_backward_weights)
-        ]
-        jobs.append(conv_rims(math_, card, layers[1], [[(0, 1), (0, 56)]]))
-        for launch in (launch for job in jobs for launch in job.launches):
-            found.setdefault(launch.source, {})[launch.name] = launch.shared_bytes
-    return found

@@ -9,12 +9,14 @@ import numpy as np
 
 from lbpar.engine.cupy.kernels import THREADS, kind_of
 from lbpar.engine.cupy.names import ERRORS
-from lbpar.engine.cupy.norms import F64, LEAST, _matrix, _parameters
+from lbpar.engine.cupy.norms import F64, _matrix
 from lbpar.engine.cupy.pooling import Pooling
 from lbpar.engine.device import Array, Float64Array
 
 SOFTMAX, LOSSES = "softmax.cu", "losses.cu"
 MOST_TOPS = 8
+NOBODY = -(2**63)
+"""Stands for no ignored label."""
 
 
 class Losses(Pooling):
@@ -65,9 +67,14 @@ class Losses(Pooling):
         return self._by_rows(LOSSES, "softmax_rank", x, self.empty(m.shape, F64), *args, more=_integers(target))
 
     def count_hits(self, rank: Array, tops: Sequence[int]) -> Float64Array:
+        return self._count_hits(rank, None, tops, NOBODY)
+
+    def _count_hits(self, rank: Array, target: Array | None, tops: Sequence[float], ignore: int) -> Float64Array:
         of = np.full((), 0, np.dtype([("of", "f8", MOST_TOPS)]))
         of["of"][: len(tops)] = tops
-        return self._total("count_hits", rank.size, 1.0, self._as(rank, F64), of, rank.size, results=(len(tops),))
+        name = f"count_hits<{'i64' if target is None else kind_of(target.dtype)}>"
+        args = (self._as(rank, F64), None if target is None else self._dense(target), of, ignore, rank.size)
+        return self._total(name, rank.size, 1.0, *args, results=(len(tops),))
 
     def mse_loss(self, x: Array, t: Array, scale: float) -> Float64Array:
         return self._compared("mse_partials", x, t, scale)
@@ -90,45 +97,6 @@ class Losses(Pooling):
         if kind not in ERRORS:
             return super().error_backward(x, t, kind, scale)  # type: ignore[misc,no-any-return]
         return self._difference("error_backward", x, t, scale, f", {ERRORS[kind]}")
-
-    def dice_sums(self, x: Array, m: Array, sums: Array, target: Array, class_start: int) -> Float64Array:
-        rows, channels = _matrix(x)
-        chunks = max(1, min(4 * self._card.processors, rows // LEAST))
-        each = max(1, -(-rows // chunks))
-        chunks = max(1, -(-rows // each))
-        partial, dsums = self.empty((chunks, 3, channels), F64), self.empty((3, channels), F64)
-        args = (partial, *self._both(x, m), self._as(sums, F64), self._dense(target), class_start, rows, channels, each)
-        self._loss(f"dice_partials<{kind_of(x.dtype)}{_integers(target)}>", (-(-channels // 64), chunks), *args)
-        self._loss("dice_sums", (-(-channels // 32),), dsums, partial, channels, chunks)
-        return dsums
-
-    def dice_loss(self, dsums: Array, eps: float, classes: int) -> Float64Array:
-        loss = self.empty((), F64)
-        self._loss("dice_loss", (1,), loss, self._as(dsums, F64), float(eps), float(classes), dsums.shape[-1])
-        return loss
-
-    def dice_backward(
-        self,
-        x: Array,
-        m: Array,
-        sums: Array,
-        target: Array,
-        class_start: int,
-        dsums: Array,
-        eps: float,
-        classes: int,
-    ) -> tuple[Array, Float64Array]:
-        g, inner, channels = self._like(x), self.empty(x.shape[:-1], F64), x.shape[-1]
-        factors = self.empty((2, channels), _parameters(x))
-        name, grid = f"dice_factors<{kind_of(factors.dtype)}>", (self.kernels.blocks(channels),)
-        self._loss(name, grid, factors, self._as(dsums, F64), float(eps), float(classes), channels)
-        args = (inner, *self._both(x, m), self._as(sums, F64), self._dense(target), factors, class_start)
-        self._by_rows(LOSSES, "dice_backward", x, g, *args, more=_integers(target))
-        return g, inner
-
-    def dice_backward_data(self, x: Array, m: Array, sums: Array, g: Array, inner: Array) -> Array:
-        args = (*self._both(x, m), self._as(sums, F64), self._dense(g), self._as(inner, F64))
-        return self._by_rows(LOSSES, "dice_backward_data", x, self._like(x), *args)
 
     def _both(self, x: Array, m: Array) -> tuple[Array, Array]:
         """Two arrays, of the first one's type."""

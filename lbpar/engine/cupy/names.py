@@ -41,15 +41,20 @@ _LOSSES = (
     *(
         f"{name}<T, i64, {width}>"
         for width in _WIDTHS
-        for name in ("softmax_sums", "cross_entropy_backward", "softmax_rank", "dice_backward")
+        for name in ("softmax_sums", "cross_entropy_backward", "softmax_rank")
     ),
-    *(f"dice_backward_data<T, {width}>" for width in _WIDTHS),
     *(f"{name}_{part}<T, P>" for name in ("mse", "bce") for part in ("partials", "backward")),
     *(f"error_{part}<T, P, {name}>" for name in ERRORS.values() for part in ("partials", "backward")),
-    "dice_partials<T, i64>",
 )
-_LOSSES_PLAIN = (
-    "sum_partials", "cross_entropy_partials", "count_hits", "dice_sums", "dice_loss", "dice_factors<float>", "dice_factors<double>",
+_LOSSES_PLAIN = ("sum_partials", "cross_entropy_partials", "count_hits<i64>")
+_LABEL_LOSSES = (
+    *(f"{name}<T, i64, {width}>" for width in _WIDTHS for name in ("weighed_entropy_backward", "region_backward")),
+    *(f"{name}<T, {width}>" for width in _WIDTHS for name in ("class_spread", "region_backward_data", "softmax_first")),
+    "region_partials<T, i64>", "error_partials_of_both<T, P>",
+)  # fmt: skip
+_LABEL_LOSSES_PLAIN = (
+    "label_factors<i64>", "entropy_partials", "entropy_loss", "region_sums", "region_loss", "region_slopes<float>", "region_slopes<double>",
+    "class_confusion<i64>", "class_counts", "dice_of_samples",
 )  # fmt: skip
 _UPDATES = (
     "squares<P>", "clip<P>", "unscale<P, P>", *(f"{name}<P, P>" for name in ("sgd", "adam", "lars", "lamb_moments", "lamb")),
@@ -82,7 +87,10 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "losses.cu": (*_typed(*_LOSSES), _LOSSES_PLAIN),
+    "label_losses.cu": (*_typed(*_LABEL_LOSSES), _LABEL_LOSSES_PLAIN),
     "softmax.cu": _typed(*_SOFTMAX),
+    "lines.cu": _typed("along_lines<T, i32>"),
+    "prelu.cu": _typed("prelu_forward<T, P>", "prelu_backward_data<T, P>", "prelu_slope_partials<T>"),
     "updates.cu": (*_typed(*_UPDATES)[:2], ("sum_blocks",)),
     "dropout.cu": _typed("dropout<T, i32>"),
     "norm.cu": (*_typed(*_NORM), _NORM_PLAIN),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.engine.base import Window
+from lbpar.engine.base import LocalWindow, Window
 from lbpar.engine.cupy import launch_conv, launch_gemm
 from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.kernels import address
@@ -19,6 +19,7 @@ from lbpar.engine.cupy.tiles import MATHS, Card, Job, Math
 from lbpar.engine.device import Array
 
 MOST_JOBS = 4096
+_POINT = (LocalWindow(1),) * 2
 
 
 def _key(boxes: Sequence[Sequence[tuple[int, int]]]) -> Hashable:
@@ -211,45 +212,66 @@ class Products(Pointwise):
         def ours() -> None:
             self._multiply((what, g, bias, relu), make, **arrays)
 
-        plan = None if self.graphs is None else self.graphs.plan(what, g, kind, bias, relu)
-        if self.graphs is None or plan is None:
+        self._by_cudnn(what, g, kind, arrays, ours, bias, relu)
+
+    def _by_cudnn(
+        self,
+        what: str,
+        g: Geometry,
+        kind: str,
+        arrays: dict[str, Array | None],
+        ours: Callable[[], None],
+        bias: bool,
+        relu: bool = False,
+    ) -> None:
+        """Compute a pass by cuDNN where it has a plan, else by ``ours``."""
+        if self.graphs is None or self.graphs.plan(what, g, kind, bias, relu) is None:
             ours()
         else:
-            self.graphs.run(plan, arrays, ours)
+            self.graphs.run((what, g, kind, bias, relu), arrays, ours)
+
+    # A linear layer is a convolution of one position, for cuDNN; our kernels multiply matrices.
+
+    def _linear(
+        self, what: str, sizes: tuple[int, int, int], make: Callable[[Math, Card], Job], arrays: dict[str, Array | None]
+    ) -> None:
+        bias, (n, c, f) = arrays.get("b") is not None, sizes
+        kind, g = (
+            next(a.dtype.name for a in arrays.values() if a is not None),
+            Geometry.of(n, (1, 1), (1, 1), _POINT, 1, c, f),
+        )
+        key = ("linear", what, *sizes, bias)
+        self._by_cudnn(what, g, kind, arrays, lambda: self._multiply(key, make, **arrays), bias)
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
         sizes = (x.shape[0], x.shape[1], w.shape[0])
-        y = self.empty((sizes[0], sizes[2]), x.dtype)
-        self._multiply(
-            ("linear", *sizes, b is None),
+        y, bias = self.empty((sizes[0], sizes[2]), x.dtype), None if b is None else self._as(b, x.dtype)
+        self._linear(
+            "forward",
+            sizes,
             lambda arithmetic, card: launch_gemm.linear_forward(arithmetic, card, *sizes, bias=b is not None),
-            y=y,
-            x=self._dense(x),
-            w=self._as(w, x.dtype),
-            b=None if b is None else self._as(b, x.dtype),
+            {"y": y, "x": self._dense(x), "w": self._as(w, x.dtype), "b": bias},
         )
         return y
 
     def linear_backward_data(self, dy: Array, w: Array) -> Array:
         sizes = (dy.shape[0], w.shape[1], dy.shape[1])
         dx = self.empty(sizes[:2], dy.dtype)
-        self._multiply(
-            ("linear data", *sizes),
+        self._linear(
+            "data",
+            sizes,
             lambda arithmetic, card: launch_gemm.linear_backward_data(arithmetic, card, *sizes),
-            dx=dx,
-            dy=self._dense(dy),
-            w=self._as(w, dy.dtype),
+            {"dx": dx, "dy": self._dense(dy), "w": self._as(w, dy.dtype)},
         )
         return dx
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
         sizes = (x.shape[0], x.shape[1], dy.shape[1])
         dw = self._place((sizes[2], sizes[1]), x, out)
-        self._multiply(
-            ("linear weights", *sizes),
+        self._linear(
+            "weights",
+            sizes,
             lambda arithmetic, card: launch_gemm.linear_backward_weights(arithmetic, card, *sizes),
-            dw=dw,
-            dy=self._dense(dy),
-            x=self._dense(x),
+            {"dw": dw, "dy": self._dense(dy), "x": self._dense(x)},
         )
         return self._placed(dw, out)

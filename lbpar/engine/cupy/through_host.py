@@ -1,4 +1,4 @@
-"""What has no CUDA kernel yet, by NumPy on copies in host memory: right, and slow."""
+"""Functions of somebody's own, by NumPy on copies in host memory: right, and slow. Those of lbpar have kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.engine.cupy.device import CupyDevice
+from lbpar.engine.host import label_losses as losses
+from lbpar.engine.host import prelu
+from lbpar.engine.host.lines import along_lines, thinned
 from lbpar.engine.numpy_engine import NumpyEngine
 
 
@@ -21,10 +24,24 @@ def _on_host(name: str) -> Callable[..., Any]:
     return method
 
 
+_HERE = frozenset(
+    (
+        along_lines, thinned, prelu.prelu_forward, prelu.prelu_backward_data, prelu.prelu_slope_sums, losses.label_factors,
+        losses.class_spread, losses.weighed_entropy_loss, losses.smoothed_entropy_loss, losses.weighed_entropy_backward,
+        losses.region_sums, losses.region_loss, losses.region_backward, losses.count_known_hits, losses.softmax_first,
+        losses.class_counts, losses.class_confusion, losses.error_sums,
+        losses.sample_counts, losses.dice_of_samples,
+    )
+)  # fmt: skip
+"""Functions that the engine has methods for, of the same names."""
+
+
 class ThroughHost(CupyDevice):
     """The part of the engine that runs on the host."""
 
     def on_host(self, function: Callable[..., Any], *args: Any) -> Any:
+        if function in _HERE:
+            return getattr(self, function.__name__)(*args)
         made = function(*(self.to_host(a) if isinstance(a, self._ndarray) else a for a in args))
         kind = next(a.dtype for a in args if isinstance(a, self._ndarray))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine.cupy.kernels import THREADS, address, index_type, kind_of
-from lbpar.engine.cupy.losses import Losses
+from lbpar.engine.cupy.lines import Lines
 from lbpar.engine.cupy.norms import F64
 from lbpar.engine.device import Array, Float64Array
 from lbpar.engine.rules import Blocks
@@ -28,7 +28,7 @@ _BLOCK = np.dtype(
 _PLACES = np.dtype([("of", "u8", DIMS), ("extent", "i8", DIMS)])
 
 
-class Updates(Losses):
+class Updates(Lines):
     """The part of the engine that changes parameters."""
 
     def squared_norms(self, arrays: Sequence[Array]) -> Float64Array:
@@ -134,14 +134,15 @@ class Updates(Losses):
     def _step(self, name: str, blocks: int, *args: Any) -> None:
         self.kernels.launch(FILE, name, (blocks,), (THREADS,), args)
 
-    def dropout(self, x: Array, rate: float, key: int, index: Sequence[npt.NDArray[np.int64]]) -> Array:
+    def dropout(self, x: Array, rate: float, key: int | Array, index: Sequence[npt.NDArray[np.int64]]) -> Array:
         if rate >= 1:
             return self.zeros(x.shape, x.dtype)
         y, places, first = self._like(x), np.zeros((), _PLACES), DIMS - x.ndim
         places["extent"] = (1,) * first + x.shape
         places["of"][first:] = [address(self._upload(part)) for part in index]
         name = f"dropout<{kind_of(x.dtype)}, {index_type(x.size)}>"
-        args = (y, self._dense(x), float(rate), np.uint64(key), places)
+        value, at = (0, key) if isinstance(key, self._ndarray) else (key, None)
+        args = (y, self._dense(x), float(rate), np.uint64(value), at, places)
         self.kernels.launch("dropout.cu", name, (self.kernels.blocks(-(-x.size // 4)),), (THREADS,), args)
         return y
 

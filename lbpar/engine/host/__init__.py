@@ -1,1 +1,1 @@
-"""NumPy functions of arrays, for ops that no engine has kernels of its own for (`Engine.on_host`)."""
+"""NumPy functions of arrays, for ops that most engines have no kernels of their own for (`Engine.on_host`)."""

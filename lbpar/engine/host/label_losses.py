@@ -155,6 +155,21 @@ def class_counts(first: Array, target: Array, classes: int, ignore: int | None) 
     return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
 
 
+def sample_counts(first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
+    """float64 (N, 3, classes): `class_counts` of each sample."""
+    out = np.zeros((len(target), 3, classes))
+    for own, one, labels in zip(out, first, target, strict=True):
+        own[...] = class_counts(one, labels, classes, ignore)
+    return out
+
+
+def dice_of_samples(counts: Array) -> Float64Array:
+    """float64 (2, classes), of `sample_counts`: the sum of the Dice of samples that have one, and how many have."""
+    found, union = counts[:, 0], counts[:, 1] + counts[:, 2]
+    dice = np.divide(2 * found, union, out=np.zeros(found.shape), where=union > 0)
+    return np.stack([dice.sum(axis=0), (union > 0).sum(axis=0)])
+
+
 def class_confusion(first: Array, target: Array, classes: int, ignore: int | None) -> Float64Array:
     """float64 (classes, classes): how many positions of a class (rows) were taken for a class (columns)."""
     told = _known(target, ignore) & np.isfinite(first)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lbpar.engine.native.cache import find, keep, private, temporary
+from lbpar.engine.native.cache import find_or_make, keep, private, temporary
 from lbpar.errors import EngineError
 from lbpar.shipped import shipped
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CACHE = "LBPAR_CACHE"
 """Environment variable: the folder in which compiled code is kept; default ``lbpar`` in the user's cache folder."""
 
-_SOURCES = ("rows.c", "losses.c", "updates.c", "threads.c")
+_SOURCES = ("rows.c", "rows_bfloat16.c", "losses.c", "updates.c", "threads.c")
 
 # Products and sums are not contracted: results then depend neither on the processor nor on the compiler, and those
 # of optimizers equal NumPy's. (Passes are bound by memory, and exponentials say where they want it.)
@@ -47,7 +47,7 @@ def _library(cache: str, compiler: str) -> Path | None:
     settings = repr((_FLAGS, _TRIES, compiler)) + _processor()
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + settings.encode())
     name = f"passes-{digest.hexdigest()[:16]}"
-    return _kept(cache, lambda folder: find(folder, name) or _compile(compiler, sources, folder, name))
+    return _kept(cache, lambda folder: find_or_make(folder, name, lambda: _compile(compiler, sources, folder, name)))
 
 
 def _kept(cache: str, get: Callable[[Path], Path | None]) -> Path | None:
@@ -69,7 +69,9 @@ def types(text: str) -> Any:
     import _cffi_backend
 
     name = f"types-{hashlib.sha256(f'{_cffi_backend.__version__} {text}'.encode()).hexdigest()[:16]}"
-    found = _kept(os.environ.get(CACHE, ""), lambda folder: find(folder, name, ".py") or _parse(text, folder, name))
+    found = _kept(
+        os.environ.get(CACHE, ""), lambda folder: find_or_make(folder, name, lambda: _parse(text, folder, name), ".py")
+    )
     if found is None:
         return _parsed(text)
     # Its content is what its name says, and the folder is this user's alone.
@@ -94,16 +96,24 @@ def _parsed(text: str) -> Any:
 
 
 def declarations() -> str:
-    """What the compiled library offers, for cffi: the heads of the functions in the sources, every array as an address."""
+    """What the compiled library offers, for cffi: the heads of the functions in the sources, every array as an address.
+
+    A ``PASS(name)`` is there for each type of activations.
+    """
     text = "".join(source.read_text() for source in _sources() or ())
-    heads = re.findall(r"^((?:int|int64_t|double) lbpar_\w+\([^)]*\)) {", text, re.MULTILINE)
+    found = re.findall(r"^((?:int|int64_t|double) (?:lbpar_\w+|PASS\(\w+\))\([^)]*\)) {", text, re.MULTILINE)
+    heads = [
+        re.sub(r"PASS\((\w+)\)", rf"lbpar_\1{of}", head)
+        for head in found
+        for of in (("", "_bfloat16") if "PASS(" in head else ("",))
+    ]
     return re.sub(r"(?:const )?\w+ \*(?:restrict )?", "const void *", ";\n".join([*heads, ""])).replace(
         "idx ", "int64_t "
     )
 
 
 def _compile(compiler: str, sources: Sequence[Path], folder: Path, name: str) -> Path | None:
-    """Compile with the best flags that the compiler takes. The file appears whole: other ranks may be at the same."""
+    """Compile with the best flags that the compiler takes. The file appears whole: ranks of other nodes may be at the same."""
     command = next((c for c in ([compiler] if compiler else ["cc", "gcc", "clang"]) if shutil.which(c.split()[0])), "")
     if not command:
         log.info("native passes: no C compiler found; norms, losses and updates run through oneDNN and NumPy, slower")

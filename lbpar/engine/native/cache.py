@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import stat
 import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lbpar.errors import EngineError
@@ -49,6 +52,33 @@ def find(folder: Path, name: str, suffix: str = ".so") -> Path | None:
             log.warning("%s is damaged or not this user's alone: removed, and made again", path)
             path.unlink()
     return None
+
+
+def find_or_make(folder: Path, name: str, make: Callable[[], Path | None], suffix: str = ".so") -> Path | None:
+    """What `find` finds, or what ``make`` makes: one process of the ranks on a node makes it, while the others sleep."""
+    if found := find(folder, name, suffix):
+        return found
+    with _turn(folder):
+        return find(folder, name, suffix) or make()
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; without it after a minute, or where its file system has none: what is made twice is equal."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(file)
 
 
 def keep(folder: Path, name: str, file: Path) -> Path:

@@ -1,10 +1,11 @@
-"""Norms, relu, copies, losses and update rules of float32 arrays by the compiled passes; the rest is left to another engine."""
+"""Norms, relu, copies, losses and update rules by the compiled passes; the rest is left to another engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from itertools import accumulate
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from lbpar.engine.base import Array, Float64Array
 from lbpar.engine.device import Index
-from lbpar.engine.native.passes import float32, float64, is_dense
+from lbpar.engine.native.passes import float32, float64, is_dense, is_dense_alike
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.rules import Blocks
 
@@ -21,8 +22,13 @@ T = TypeVar("T")
 _F32 = np.dtype(np.float32)
 
 
-def compiled(arrays: int) -> Callable[[Callable[Concatenate[Compiled, P], T]], Callable[Concatenate[Compiled, P], T]]:
-    """A method for when there are compiled passes and they take its first arguments, so many ``arrays``; else the next engine's."""
+def compiled(
+    arrays: int, takes: Callable[..., bool] = is_dense
+) -> Callable[[Callable[Concatenate[Compiled, P], T]], Callable[Concatenate[Compiled, P], T]]:
+    """A method for when there are compiled passes and they take its first arguments, so many ``arrays``; else the next engine's.
+
+    ``takes`` tells whether they do: those of rows take bfloat16, too (`is_dense_alike`).
+    """
 
     def decorate(method: Callable[Concatenate[Compiled, P], T]) -> Callable[Concatenate[Compiled, P], T]:
         name = method.__name__
@@ -30,7 +36,7 @@ def compiled(arrays: int) -> Callable[[Callable[Concatenate[Compiled, P], T]], C
         @wraps(method)
         def choose(self: Compiled, *args: P.args, **kwargs: P.kwargs) -> T:
             given: tuple[Any, ...] = args[:arrays]
-            if self.native is not None and is_dense(*given):
+            if self.native is not None and takes(*given):
                 return method(self, *args, **kwargs)
             other: T = getattr(super(Compiled, self), name)(*args, **kwargs)
             return other
@@ -56,23 +62,23 @@ class Compiled(NumpyEngine):
         return nullcontext() if self.native is None or self.dtype != _F32 else self.native.flushing()
 
     def _like(self, x: Array, name: str, arrays: tuple[Array | None, ...], *numbers: float) -> Array:
-        """A new array of x's shape that a pass fills: the one behind ``arrays``."""
-        out = self.empty(x.shape, _F32)
-        getattr(self.native, name)(x.size, (*arrays, out), *numbers)
+        """A new array like x that a pass fills: the one behind ``arrays``."""
+        out = self.empty(x.shape, x.dtype)
+        self.native.of(x, name)(x.size, (*arrays, out), *numbers)
         return out
 
     # -- normalisation and sums ------------------------------------------------------------------------------------
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def bias_backward(self, dy: Array) -> Array:
         out = np.empty(dy.shape[-1], _F32)
-        self.native.sum_rows(dy.size, (dy, out), *_matrix(dy))
+        self.native.of(dy, "sum_rows")(dy.size, (dy, out), *_matrix(dy))
         return out
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def norm_sums(self, x: Array, shift: Array) -> Float64Array:
         out = np.empty((4, x.shape[-1]))
-        self.native.norm_sums(x.size, (x, float64(shift), out), *_matrix(x))
+        self.native.of(x, "norm_sums")(x.size, (x, float64(shift), out), *_matrix(x))
         return out
 
     @compiled(0)
@@ -88,11 +94,11 @@ class Compiled(NumpyEngine):
         else:
             super().norm_running(sums, mean, var, momentum, count)
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def norm_apply(self, x: Array, mean: Array, invstd: Array, scale: Array | None, bias: Array | None) -> Array:
         return self._norm_apply(x, None, False, mean, invstd, scale, bias)
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def norm_relu_forward(
         self,
         x: Array,
@@ -102,7 +108,7 @@ class Compiled(NumpyEngine):
         bias: Array | None,
         residual: Array | None = None,
     ) -> Array:
-        return self._norm_apply(x, _maybe(residual), True, mean, invstd, scale, bias)
+        return self._norm_apply(x, _like(residual, x), True, mean, invstd, scale, bias)
 
     def _norm_apply(
         self, x: Array, residual: Array | None, relu: bool, mean: Array, invstd: Array, *affine: Array | None
@@ -110,30 +116,30 @@ class Compiled(NumpyEngine):
         arrays = x, residual, float64(mean), float64(invstd), *map(_maybe, affine)
         return self._like(x, "norm_apply", arrays, *_matrix(x), relu)
 
-    @compiled(2)
+    @compiled(2, is_dense_alike)
     def norm_backward_sums(self, x: Array, dy: Array, mean: Array, invstd: Array) -> Float64Array:
         return self._backward_sums(x, dy, None, None, None, mean, invstd)
 
-    @compiled(3)
+    @compiled(3, is_dense_alike)
     def norm_relu_backward_sums(
         self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array, more: Array | None = None
     ) -> tuple[Float64Array, Array]:
-        masked = self.empty(dy.shape, _F32)
-        return self._backward_sums(x, dy, _maybe(more), y, masked, mean, invstd), masked
+        masked = self.empty(dy.shape, dy.dtype)
+        return self._backward_sums(x, dy, _like(more, x), y, masked, mean, invstd), masked
 
     def _backward_sums(self, x: Array, *rest: Any) -> Float64Array:
         *arrays, mean, invstd = rest
         out = np.empty((2, x.shape[-1]))
-        self.native.norm_backward_sums(x.size, (x, *arrays, float64(mean), float64(invstd), out), *_matrix(x))
+        self.native.of(x, "norm_backward_sums")(x.size, (x, *arrays, float64(mean), float64(invstd), out), *_matrix(x))
         return out
 
-    @compiled(2)
+    @compiled(2, is_dense_alike)
     def norm_backward_data(
         self, x: Array, dy: Array, mean: Array, invstd: Array, scale: Array | None, sums: Array, count: float
     ) -> Array:
         return self._backward_data(x, dy, None, mean, invstd, scale, sums, count)
 
-    @compiled(2)
+    @compiled(2, is_dense_alike)
     def norm_backward_data_add(
         self,
         x: Array,
@@ -145,7 +151,7 @@ class Compiled(NumpyEngine):
         count: float,
         more: Array,
     ) -> Array:
-        return self._backward_data(x, dy, float32(more), mean, invstd, scale, sums, count)
+        return self._backward_data(x, dy, _like(more, x), mean, invstd, scale, sums, count)
 
     def _backward_data(self, x: Array, dy: Array, more: Array | None, *rest: Any) -> Array:
         mean, invstd, scale, sums, count = rest
@@ -154,43 +160,59 @@ class Compiled(NumpyEngine):
 
     # -- relu and copies -------------------------------------------------------------------------------------------
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def relu_forward(self, x: Array) -> Array:
         return self._like(x, "relu", (x,), x.size)
 
-    @compiled(1)
+    @compiled(1, is_dense_alike)
     def _rectify(self, y: Array) -> Array:
-        self.native.relu(y.size, (y, y), y.size)
+        self.native.of(y, "relu")(y.size, (y, y), y.size)
         return y
 
-    @compiled(2)
+    @compiled(2, is_dense_alike)
     def relu_backward(self, y: Array, dy: Array) -> Array:
         return self._like(dy, "relu_backward", (y, dy), dy.size)
 
+    def add(self, xs: Sequence[Array]) -> Array:
+        if self.native is None or len(xs) != 2 or xs[0].dtype == _F32 or not is_dense_alike(*xs):
+            return super().add(xs)  # of float32 NumPy's is as fast
+        return self._like(xs[0], "add", tuple(xs), xs[0].size)
+
     def concat(self, xs: Sequence[Array]) -> Array:
-        if self.native is None or not is_dense(*xs):
+        if self.native is None or not is_dense_alike(*xs):
             return super().concat(xs)
-        y = self.empty((*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)), _F32)
-        at = 0
-        for x in xs:
-            self._copy_columns(x, 0, y, at, x.shape[-1])
-            at += x.shape[-1]
+        y = self.empty((*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)), xs[0].dtype)
+        for x, at in zip(xs, accumulate((x.shape[-1] for x in xs), initial=0), strict=False):
+            self._copy_columns(x, 0, y, at)
         return y
 
     def pack(self, a: Array, index: Index, out: Array | None = None) -> Array:
-        if self.native is None or not is_dense(a) or any(not isinstance(i, slice) for i in index):
+        first = self._column(a, index)
+        if first is None:
             return super().pack(a, index, out)
-        part = a[tuple(index)]
-        if part.shape[:-1] != a.shape[:-1] or index[-1].step not in (None, 1) or not part.size:
-            return super().pack(a, index, out)
-        target = self.empty(part.shape, _F32) if out is None else out.reshape(part.shape)
-        self._copy_columns(a, index[-1].indices(a.shape[-1])[0], target, 0, part.shape[-1])
-        return target if out is None else out
+        out = self.empty(a[tuple(index)].shape, a.dtype) if out is None else out
+        self._copy_columns(a, first, out.reshape(_matrix(a)[0], -1), 0)
+        return out
 
-    def _copy_columns(self, source: Array, first: int, target: Array, at: int, count: int) -> None:
-        """``target[..., at : at + count] = source[..., first : first + count]``."""
-        rows, width = _matrix(source)
-        self.native.copy(rows * count, (source, target), first, width, at, target.shape[-1], rows, count)
+    def unpack(self, buf: Array, a: Array, index: Index, accumulate: bool = False) -> None:
+        first = None if accumulate or not is_dense_alike(buf, a) else self._column(a, index)
+        if first is None:
+            return super().unpack(buf, a, index, accumulate)
+        return self._copy_columns(buf.reshape(_matrix(a)[0], -1), 0, a, first)
+
+    def _column(self, a: Array, index: Index) -> int | None:
+        """The first of the neighbouring columns that ``index`` selects of all rows, if it does so and a pass can copy them."""
+        if self.native is None or not is_dense_alike(a) or any(not isinstance(i, slice) for i in index):
+            return None
+        part, (first, _, step) = a[tuple(index)], index[-1].indices(a.shape[-1])  # type: ignore[union-attr]
+        return first if part.shape[:-1] == a.shape[:-1] and step == 1 and part.size else None
+
+    def _copy_columns(self, source: Array, first: int, target: Array, at: int) -> None:
+        """Copy from column ``first`` on to column ``at`` on, as many as the narrower one has."""
+        (rows, width), other = _matrix(source), target.shape[-1]
+        self.native.of(source, "copy")(
+            rows * min(width, other), (source, target), first, width, at, other, rows, min(width, other)
+        )
 
     # -- softmax and losses ----------------------------------------------------------------------------------------
 
@@ -306,6 +328,11 @@ def _matrix(x: Array) -> tuple[int, int]:
 def _maybe(a: Array | None) -> Array | None:
     """`float32` of an array that may be left out."""
     return None if a is None else float32(a)
+
+
+def _like(a: Array | None, x: Array) -> Array | None:
+    """An array, which may be left out, as passes of x's type take it."""
+    return None if a is None else np.ascontiguousarray(a, x.dtype)
 
 
 def _int64(target: Array) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lbpar.engine.device import Array
+from lbpar.engine.half import bits
 from lbpar.engine.native import build
 from lbpar.engine.onednn.library import address_of
 
@@ -38,7 +39,7 @@ def _open(path: Path) -> tuple[Any, Any]:
 
 
 class Native:
-    """The compiled passes on float32 C-contiguous arrays; statistics are float64.
+    """The compiled passes on C-contiguous arrays of float32, those of rows (`of`) on bfloat16 as well; statistics are float64.
 
     Parameters
     ----------
@@ -59,6 +60,10 @@ class Native:
         and what follows them but for the number of threads. Raises MemoryError if there was none for work arrays.
         """
         function, pointer, null = getattr(self.lib, f"lbpar_{name}"), self.pointer, self.null
+        if name.endswith("_bfloat16"):
+
+            def pointer(a: Array, plain: Any = pointer) -> Any:
+                return plain(bits(a))
 
         def run(over: int, arrays: Sequence[Array | None], *numbers: float) -> Any:
             given = [null if a is None else pointer(a) for a in arrays]
@@ -70,6 +75,10 @@ class Native:
 
         self.__dict__[name] = run  # every small step spends time here
         return run
+
+    def of(self, x: Array, name: str) -> Callable[..., Any]:
+        """The pass on activations of x's type."""
+        return getattr(self, name if x.dtype == _F32 else f"{name}_{x.dtype.name}")  # type: ignore[no-any-return]
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
@@ -103,6 +112,14 @@ def is_dense(*arrays: Array) -> bool:
         if (a.dtype is not _F32 and a.dtype != _F32) or not a.flags.c_contiguous or not a.size:
             return False
     return True
+
+
+def is_dense_alike(*arrays: Array) -> bool:
+    """Whether all arrays are C-contiguous, of one type, float32 or bfloat16, with something in them: what passes of rows take."""
+    first = arrays[0].dtype
+    if first is _F32 or first.name != "bfloat16":
+        return is_dense(*arrays)
+    return all(a.dtype == first and a.flags.c_contiguous and a.size for a in arrays)
 
 
 def float64(a: Array) -> Array:

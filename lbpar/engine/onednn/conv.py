@@ -144,10 +144,13 @@ class _Operand:
     area : name of the scratch memory that holds the converted operand
     plain, chosen : descriptors of the caller's array and of the primitive's
     result : whether the operand is written by the primitive
+    odd : whether it is of bfloat16, with an odd number of channels in a group
     """
 
-    def __init__(self, context: DnnlContext, area: str, plain: Any, chosen: Any, result: bool) -> None:
-        self.context, self.area, self.result = context, area, result
+    def __init__(
+        self, context: DnnlContext, area: str, plain: Any, chosen: Any, result: bool, odd: bool = False
+    ) -> None:
+        self.context, self.area, self.result, self.odd = context, area, result, odd and not result
         self.reorder: Primitive | None = None
         if not context.lib.dnnl_memory_desc_equal(plain, chosen):
             self.nbytes = int(context.lib.dnnl_memory_desc_get_size(chosen))
@@ -162,13 +165,17 @@ class _Operand:
     def put(self, array: Array) -> Any:
         """Address of the operand as the primitive wants it; of a result, where it shall be written, for `fetch` to finish."""
         address = self.context.pointer(array)
-        if self.reorder is None:
+        if self.reorder is None and not self.odd:
             return address
         # Kernels read channels in pairs: where their number is odd, one too many, times a weight of 0, which must not be NaN.
-        staged = self.context.area(self.area, self.nbytes + len(_NOTHING))
-        if not self.result:
+        nbytes = array.nbytes if self.reorder is None else self.nbytes
+        staged = self.context.area(self.area, nbytes + len(_NOTHING))
+        if self.reorder is None:
+            self.context.ffi.memmove(staged, address, nbytes)
+        elif not self.result:
             self.reorder(address, staged)
-            self.context.ffi.memmove(staged + self.nbytes, _NOTHING, len(_NOTHING))
+        if not self.result:
+            self.context.ffi.memmove(staged + nbytes, _NOTHING, len(_NOTHING))
         return staged
 
     def fetch(self, staged: Any, array: Array) -> None:
@@ -191,14 +198,16 @@ class Convolution:
     Parameters
     ----------
     context
-    result : which of x, w and y (or their gradients) is computed from the other two, as float32
+    result : which of x, w and y (or their gradients) is computed from the other two
     x_shape, w_shape : shapes of the caller's arrays
     win, groups, out : window, groups, and output extents
     bias : whether there is a b, or a db is wanted
-    compute : the type in which the other two multiply, unless `safe_type` knows better
+    stored : the type of x, y and weights that are multiplied; gradients of weights, and biases, are float32. They multiply in
+        that type, unless `safe_type` knows better.
 
     Attributes
     ----------
+    staged : bytes of scratch memory that operands take: converted to another type, or arranged as kernels want them
     crop : the part of x that windows read, or None for all of it; a call takes (or writes) that part
     x_shape : its shape
     """
@@ -213,16 +222,15 @@ class Convolution:
         groups: int,
         out: Sequence[int],
         bias: bool,
-        compute: int = cdef.F32,
+        stored: int = cdef.F32,
     ) -> None:
         geometry = Geometry(win, x_shape[1:-1], out)
         self.crop, self.x_shape = geometry.crop, (x_shape[0], *geometry.spatial, x_shape[-1])
-        compute = safe_type(result, geometry, w_shape[-1], compute)
+        compute = safe_type(result, geometry, w_shape[-1], stored)
         activations, b = (self.x_shape, (x_shape[0], *out, w_shape[0])), context.null
-        plain_x, plain_y = map(context.activation, activations)
-        low_x, low_y = (context.activation(shape, compute) for shape in activations)
+        plain_x, plain_y = (context.activation(shape, stored) for shape in activations)
+        x, y = (context.activation(shape, compute) for shape in activations)
         low_w = context.weights(w_shape, groups, plain=False, dtype=compute)
-        x, y = plain_x if result == "dx" else low_x, plain_y if result == "y" else low_y
         w = context.weights(w_shape, groups, plain=False) if result == "dw" else low_w
         if bias:
             b = context.rows((w_shape[0],))
@@ -231,7 +239,7 @@ class Convolution:
         if result == "y":
             made = (cdef.FORWARD_TRAINING, *made)
         else:  # a forward primitive's descriptor, which backward ones ask for
-            forward = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, low_x, low_w, context.null, low_y, *geometry.tail)
+            forward = (cdef.FORWARD_TRAINING, cdef.CONV_DIRECT, x, low_w, context.null, y, *geometry.tail)
             hint = (Description(context, "convolution_forward", (*forward, context.attributes())).descriptor,)
         chosen = cdef.QUERY_DIFF_WEIGHTS if result == "dw" else cdef.QUERY_WEIGHTS
         self.run = Primitive(
@@ -240,22 +248,26 @@ class Convolution:
             (*made, *geometry.tail, *hint, context.attributes()),
             list(zip(_ARGUMENTS[result], (x, chosen, y, b) if bias else (x, chosen, y), strict=False)),
         )
-        plain_w = context.weights(w_shape, groups, plain=True)
-        self._x = _Operand(context, "first", plain_x, x, result == "dx")
+        converted = 0 if compute == stored else 4 * sum(map(prod, activations))
+        self.staged = converted + self.run.size(cdef.QUERY_SCRATCHPAD)
+        plain_w = context.weights(w_shape, groups, plain=True, dtype=cdef.F32 if result == "dw" else stored)
+        odd = [stored == cdef.BF16 and n % 2 == 1 for n in (w_shape[-1], w_shape[0] // groups)]
+        self._x = _Operand(context, "first", plain_x, x, result == "dx", odd[0])
         self._w = _Operand(context, "weights", plain_w, self.run.query(chosen), result == "dw")
-        self._y = _Operand(context, "second", plain_y, y, result == "y")
+        self._y = _Operand(context, "second", plain_y, y, result == "y", odd[1])
 
     def __call__(self, x: Array, w: Array, y: Array, b: Array | None = None) -> None:
-        """All arrays C-contiguous float32; the result is written into its place among them."""
+        """All arrays as `dense` gives them; the result is written into its place among them."""
         first, weights, second = self._x.put(x), self._w.put(w), self._y.put(y)
         self.run(first, weights, second, *(() if b is None else (self.run.context.pointer(b),)))
-        self._w.fetch(weights, w)
+        for operand, staged, array in ((self._x, first, x), (self._w, weights, w), (self._y, second, y)):
+            operand.fetch(staged, array)
 
 
 class PointwiseWeights:
     """dw of a 1 x 1 convolution as the product of two matrices of ``rows`` positions."""
 
-    crop = None
+    crop, staged = None, 0
 
     def __init__(self, context: DnnlContext, rows: int, channels: int, filters: int) -> None:
         self.run = matmul(context, (filters, rows, channels), (True, False), False)
@@ -273,11 +285,11 @@ def weights_gradient(
     groups: int,
     out: Sequence[int],
     bias: bool,
-    compute: int,
+    stored: int,
 ) -> Convolution | PointwiseWeights:
     """dw, and db if wanted, by whichever of the two is faster."""
     rows, single = prod(x_shape[:-1]), groups == 1 and all(dim.kernel == 1 for dim in win)
     alone = single and Geometry(win, x_shape[1:-1], out).pointwise
-    if alone and not bias and rows <= FEW_ROWS and compute == cdef.F32:
+    if alone and not bias and rows <= FEW_ROWS and stored == cdef.F32:
         return PointwiseWeights(context, rows, x_shape[-1], w_shape[0])
-    return Convolution(context, "dw", x_shape, w_shape, win, groups, out, bias, compute)
+    return Convolution(context, "dw", x_shape, w_shape, win, groups, out, bias, stored)

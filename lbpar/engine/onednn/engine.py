@@ -1,42 +1,53 @@
-"""The oneDNN engine: float32 kernels of oneDNN and of our own C on NumPy memory, the NumPy reference for everything else."""
+"""The oneDNN engine: kernels of oneDNN and of our own C on NumPy memory, the NumPy reference for everything else."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lbpar.engine.base import LocalWindow, Window
+from lbpar.engine.convolution import is_pointwise
 from lbpar.engine.device import Array, Float64Array
+from lbpar.engine.half import Halves, bits
 from lbpar.engine.native.engine import Compiled
 from lbpar.engine.native.passes import native
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.onednn import cdef, conv, pool, rows
 from lbpar.engine.onednn.library import DnnlContext, Refused, dense, load
 from lbpar.engine.onednn.memory import Arena
+from lbpar.engine.windows import read_by, reading
 from lbpar.errors import EngineError
 
 T = TypeVar("T")
 _F32 = np.dtype(np.float32)
-_COMPUTE = {"float32": cdef.F32, "bfloat16": cdef.BF16}
+_COMPUTE = ("float32", "bfloat16")
 _LOWEST = np.finfo(np.float32).min
+_LOWEST_BITS, _NAN_BITS = 0xFF7F, (0x7F80, 0xFF80)
+# Of bfloat16: the lowest number, or minus infinity, as an integer without sign is at least the first; NaN is above the second, as an
+# integer with sign, or above the third, without.
 _MAX_PLANS = 4096
 SMALL = 1 << 14
 """Elements up to which normalisation runs in NumPy: below, a call costs more than the arithmetic
 (measured), and the reference's float64 sums come for free."""
 
 
-class Primitives(NumpyEngine):
+SLAB = {cdef.BF16: 1 << 25, cdef.F32: 1 << 28}
+"""Bytes of scratch memory above which a convolution is computed slab by slab: bfloat16 is arranged for its kernels, and AVX2 computes weight
+gradients of padded volumes of float32 from a copy of the whole input (slabs take up to 1.6 times as long, measured)."""
+
+
+class Primitives(Halves, NumpyEngine):
     """The part of the engine that runs oneDNN's primitives; cases that they do not take go to the reference.
 
-    Primitives are created once per operation, shapes and geometry, and kept in ``_plans``.
+    Primitives are created once per operation, types, shapes and geometry, and kept in ``_plans``.
     """
 
     _context: DnnlContext
-    _compute: int
     arena: Arena
 
     def __init__(self, dtype: npt.DTypeLike, threads: int | None, compute: str) -> None:
@@ -44,10 +55,10 @@ class Primitives(NumpyEngine):
         if compute not in _COMPUTE:
             raise EngineError(f"onednn engine: compute={compute!r}, expected one of {', '.join(_COMPUTE)}")
         self.compute = compute
-        self._compute = _COMPUTE[compute]
         self._context = DnnlContext(load(), threads)
-        if self._compute != cdef.F32:
+        if compute != "float32":
             self._probe()
+            self._hold(compute)
         self._address = self._context.pointer
         self._plans: dict[Any, Any] = {}
         self.arena = Arena()
@@ -56,12 +67,25 @@ class Primitives(NumpyEngine):
         """Fail now, not in the first layer, where the CPU or the library has no such arithmetic."""
         shape = (1, 4, 4, 16), (16, 1, 1, 16), (LocalWindow(1), LocalWindow(1)), 1, (4, 4)
         try:
-            conv.Convolution(self._context, "y", *shape, False, self._compute)
+            conv.Convolution(self._context, "y", *shape, False, cdef.BF16)
         except Refused as error:
             raise EngineError(
                 f"engine.dtype: {self.compute} needs a processor with AVX-512 or AMX instructions for it, which this one "
                 f"lacks ({error}); use float32"
             ) from error
+
+    def _stored(self, *arrays: Array) -> int | None:
+        """The type of activations in oneDNN's terms, if all have it and primitives take it."""
+        dtype = arrays[0].dtype
+        if any(a.dtype != dtype for a in arrays[1:]):
+            return None
+        return cdef.F32 if dtype == _F32 else cdef.BF16 if self._is_half(arrays[0]) else None
+
+    def _weights(self, w: Array, stored: int) -> Array | None:
+        """Weights that multiply activations of a type; None where they do not."""
+        if stored == cdef.BF16:
+            return dense(self._rounded(w))
+        return dense(w) if w.dtype == _F32 else None
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:
         return self.arena.empty(shape, self.dtype if dtype is None else dtype)
@@ -84,7 +108,7 @@ class Primitives(NumpyEngine):
         """A gradient of which oneDNN computed the part ``crop``: zero elsewhere."""
         if crop is None:
             return part
-        whole = self.zeros(shape, _F32)
+        whole = self.zeros(shape, part.dtype)
         whole[crop] = part
         return whole
 
@@ -93,24 +117,46 @@ class Primitives(NumpyEngine):
     def conv_forward(
         self, x: Array, w: Array, b: Array | None, win: Window, groups: int, out_spatial: Sequence[int]
     ) -> Array:
-        out, run = tuple(out_spatial), None
-        if is_float32(x, w) and x.size and w.size and all(out):
-            run = self._plan(conv.Convolution, "y", x.shape, w.shape, win, groups, out, b is not None, self._compute)
+        out, stored = tuple(out_spatial), self._stored(x)
+        weights = None if stored is None else self._weights(w, stored)
+        if stored is None or weights is None or not (x.size and w.size and all(out)):
+            return super().conv_forward(x, w, b, win, groups, out_spatial)
+        if stored == cdef.BF16 and groups == 1 and len(win) == 3 and is_pointwise(win, x.shape[1:-1], out):
+            # What primitives get wrong of such volumes is right as a product of matrices.
+            y = self.linear_forward(x.reshape(-1, x.shape[-1]), w.reshape(len(w), -1), b)
+            return y.reshape(*x.shape[:-1], len(w))
+        run = self._plan(conv.Convolution, "y", x.shape, w.shape, win, groups, out, b is not None, stored)
         if run is None:
             return super().conv_forward(x, w, b, win, groups, out_spatial)
-        y = self.empty((x.shape[0], *out, w.shape[0]), _F32)
-        run(_part(x, run.crop), dense(w), y, None if b is None else dense(b))
+        y = self.empty((x.shape[0], *out, w.shape[0]), x.dtype)
+        if run.staged > SLAB[stored] and out[0] > 1:
+            for lo, hi in _slabs(out[0], run.staged, SLAB[stored]):
+                first, last = reading(win[0], lo, hi, x.shape[1])
+                moved = (replace(win[0], pad=win[0].pad - lo * win[0].stride + first), *win[1:])
+                y[:, lo:hi] = self.conv_forward(x[:, first:last], w, b, moved, groups, (hi - lo, *out[1:]))
+            return y
+        run(_part(x, run.crop), weights, bits(y), None if b is None else dense(b))
         return y
 
     def conv_backward_data(self, dy: Array, w: Array, win: Window, groups: int, in_spatial: Sequence[int]) -> Array:
-        shape, run = (dy.shape[0], *in_spatial, w.shape[-1] * groups), None
-        if is_float32(dy, w) and dy.size and w.size and all(in_spatial):
-            out = dy.shape[1:-1]
-            run = self._plan(conv.Convolution, "dx", shape, w.shape, win, groups, out, False, self._compute)
+        shape, stored = (dy.shape[0], *in_spatial, w.shape[-1] * groups), self._stored(dy)
+        weights = None if stored is None else self._weights(w, stored)
+        if stored is None or weights is None or not (dy.size and w.size and all(in_spatial)):
+            return super().conv_backward_data(dy, w, win, groups, in_spatial)
+        if stored == cdef.BF16 and groups == 1 and len(win) == 3 and is_pointwise(win, in_spatial, dy.shape[1:-1]):
+            return self.linear_backward_data(dy.reshape(-1, len(w)), w.reshape(len(w), -1)).reshape(shape)
+        run = self._plan(conv.Convolution, "dx", shape, w.shape, win, groups, dy.shape[1:-1], False, stored)
         if run is None:
             return super().conv_backward_data(dy, w, win, groups, in_spatial)
-        dx = self.empty(run.x_shape, _F32)
-        run(dx, dense(w), dense(dy))
+        if run.staged > SLAB[stored] and shape[1] > 1:
+            dx = self.empty(shape, dy.dtype)
+            for lo, hi in _slabs(shape[1], run.staged, SLAB[stored]):
+                first, last = read_by(win[0], lo, hi, dy.shape[1])
+                moved = (replace(win[0], pad=win[0].pad + lo - first * win[0].stride), *win[1:])
+                dx[:, lo:hi] = self.conv_backward_data(dy[:, first:last], w, moved, groups, (hi - lo, *shape[2:-1]))
+            return dx
+        dx = self.empty(run.x_shape, dy.dtype)
+        run(bits(dx), weights, dense(dy))
         return self._whole(dx, run.crop, shape)
 
     def conv_backward_weights(self, x: Array, dy: Array, win: Window, groups: int, out: Array | None = None) -> Array:
@@ -121,20 +167,30 @@ class Primitives(NumpyEngine):
     ) -> tuple[Array, Array]:
         """`Engine.conv_backward_weights_bias` in one kernel; the bias' gradient is summed in float32.
 
-        A kernel in bfloat16 would sum dy rounded, which spoils sums that nearly cancel, as in front of a norm: two kernels then.
+        Of bfloat16 it is summed by a pass of its own, in float64.
         """
-        dw, db = self._conv_weights(x, dy, win, groups, out, bias=self._compute == cdef.F32)
+        dw, db = self._conv_weights(x, dy, win, groups, out, bias=x.dtype == _F32)
         return dw, self.bias_backward(dy) if db is None else db
 
     def _conv_weights(
         self, x: Array, dy: Array, win: Window, groups: int, out: Array | None, bias: bool
     ) -> tuple[Array, Array | None]:
         shape, run = (dy.shape[-1], *(dim.kernel for dim in win), x.shape[-1] // groups), None
-        if is_float32(x, dy) and x.size and dy.size:
-            key = x.shape, shape, win, groups, dy.shape[1:-1], bias, self._compute
-            run = self._plan(conv.weights_gradient, *key)
+        stored = self._stored(x, dy)
+        if stored is not None and x.size and dy.size:
+            run = self._plan(conv.weights_gradient, x.shape, shape, win, groups, dy.shape[1:-1], bias, stored)
         if run is None:
             return super().conv_backward_weights(x, dy, win, groups, out), None
+        if stored is not None and run.staged > SLAB[stored] and dy.shape[1] > 1:
+            total: Array | None = None
+            for lo, hi in _slabs(dy.shape[1], run.staged, SLAB[stored]):
+                first, last = reading(win[0], lo, hi, x.shape[1])
+                moved = (replace(win[0], pad=win[0].pad - lo * win[0].stride + first), *win[1:])
+                into = out if total is None else None
+                part = self._conv_weights(x[:, first:last], dy[:, lo:hi], moved, groups, into, bias)[0]
+                total = part if total is None else np.add(total, part, out=total)
+            assert total is not None
+            return total, None
         dw = self.empty(shape, _F32) if out is None else out
         db = self.empty(shape[:1], _F32) if bias else None
         run(_part(x, run.crop), dw, dense(dy), db)
@@ -157,79 +213,94 @@ class Primitives(NumpyEngine):
         return super().linear_backward_data(dy, w) if dx is None else dx
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
-        dw = self._matmul(dy.T, x, out=out)
+        dw = self._matmul(dy.T, x, out=out, result=_F32)
         return super().linear_backward_weights(x, dy, out) if dw is None else dw
 
-    def _matmul(self, a: Array, b: Array, row: Array | None = None, out: Array | None = None) -> Array | None:
-        """``a @ b + row``; of a and b, the transposed may be C-contiguous instead."""
-        sizes = (*a.shape, b.shape[1])
-        if not (is_float32(a, b) and all(sizes)):
+    def _matmul(
+        self, a: Array, b: Array, row: Array | None = None, out: Array | None = None, result: Any = None
+    ) -> Array | None:
+        """``a @ b + row``, in a's type or that of the ``result``; of a and b, the transposed may be C-contiguous instead.
+
+        b may be weights of float32 beside activations of another type.
+        """
+        sizes, stored = (*a.shape, b.shape[1]), self._stored(a)
+        if stored == cdef.BF16 and b.dtype == _F32:
+            b = self._rounded(b.T).T if b.flags.f_contiguous else self._rounded(b)
+        if stored is None or b.dtype != a.dtype or not all(sizes):
             return None
         turned = not a.flags.c_contiguous and a.flags.f_contiguous, not b.flags.c_contiguous and b.flags.f_contiguous
-        run = self._plan(rows.matmul, sizes, turned, row is not None, self._compute)
+        kind = np.dtype(result or a.dtype)
+        run = self._plan(rows.matmul, sizes, turned, row is not None, stored, cdef.F32 if kind == _F32 else stored)
         if run is None:
             return None
-        y = self.empty((sizes[0], sizes[2]), _F32) if out is None else out
-        operands = dense(a.T if turned[0] else a), dense(b.T if turned[1] else b), y
+        y = self.empty((sizes[0], sizes[2]), kind) if out is None else out
+        operands = dense(a.T if turned[0] else a), dense(b.T if turned[1] else b), bits(y)
         run(*map(self._address, operands if row is None else (*operands, dense(row))))
         return y
 
     # -- pooling ---------------------------------------------------------------------------------------------------
 
     def _pooling(
-        self, algorithm: int, x_shape: tuple[int, ...], y_shape: tuple[int, ...], win: Window
+        self, algorithm: int, x_shape: tuple[int, ...], like: Array, y_shape: tuple[int, ...], win: Window
     ) -> pool.Pooling | None:
-        if not (math.prod(x_shape) and math.prod(y_shape)):
+        stored = self._stored(like)
+        if stored == cdef.BF16 and not _apart(win, x_shape[1:-1]):
             return None
-        return self._plan(pool.Pooling, algorithm, x_shape, y_shape, win)
+        if stored is None or not (math.prod(x_shape) and math.prod(y_shape)):
+            return None
+        return self._plan(pool.Pooling, algorithm, x_shape, y_shape, win, stored)
 
     def max_pool_forward(self, x: Array, win: Window, out_spatial: Sequence[int]) -> tuple[Array, Array]:
         shape = (x.shape[0], *out_spatial, x.shape[-1])
-        run = self._pooling(cdef.POOL_MAX, x.shape, shape, win) if is_float32(x) else None
+        run = self._pooling(cdef.POOL_MAX, x.shape, x, shape, win)
         # oneDNN's maximum drops NaN; one more pass finds them.
-        if run is None or np.isnan(x.max()):
+        if run is None or _holds_nan(x):
             return super().max_pool_forward(x, win, out_spatial)
-        y, arg = self.empty(shape, _F32), self.empty((run.workspace,), np.uint8)
-        run.forward(*map(self._address, (_part(x, run.crop), y, arg)))
-        if y.min() == _LOWEST:  # its maximum starts from there, not from -inf
+        y, arg = self.empty(shape, x.dtype), self.empty((run.workspace,), np.uint8)
+        run.forward(*map(self._address, (_part(x, run.crop), bits(y), arg)))
+        # Its maximum starts from the lowest number, not from -inf.
+        if y.min() == _LOWEST if y.dtype == _F32 else bits(y).max() >= _LOWEST_BITS:
             return super().max_pool_forward(x, win, out_spatial)
         return y, arg
 
     def max_pool_backward(self, dy: Array, arg: Array, win: Window, in_spatial: Sequence[int]) -> Array:
-        if arg.dtype != np.uint8:  # the reference made it; its own are signed
+        if arg.dtype != np.uint8 or (
+            self._is_half(dy) and not _apart(win, in_spatial)
+        ):  # the reference made it; its own are signed
             return super().max_pool_backward(dy, arg, win, in_spatial)
         shape = (dy.shape[0], *in_spatial, dy.shape[-1])
-        run = self._pooling(cdef.POOL_MAX, shape, dy.shape, win)
+        run = self._pooling(cdef.POOL_MAX, shape, dy, dy.shape, win)
         if run is None:
             raise EngineError("max_pool_backward: arg belongs to another pooling; pass what max_pool_forward returned")
-        dx = self.empty(run.x_shape, _F32)
-        run.backward(*map(self._address, (dense(dy), dx, arg)))
+        dx = self.empty(run.x_shape, dy.dtype)
+        run.backward(*map(self._address, (dense(dy), bits(dx), arg)))
         return self._whole(dx, run.crop, shape)
 
     def avg_pool_forward(
         self, x: Array, win: Window, out_spatial: Sequence[int], divisors: Sequence[Float64Array]
     ) -> Array:
-        shape = (x.shape[0], *out_spatial, x.shape[-1])
-        run = self._pooling(cdef.POOL_AVG_WITH_PAD, x.shape, shape, win) if is_float32(x) else None
+        shape, found = (x.shape[0], *out_spatial, x.shape[-1]), pool.avg_factors(win, divisors, x)
+        # Rounded once: where the average of a half type must be multiplied after it was rounded, it goes by way of float32.
+        run = None if found and self._is_half(x) else self._pooling(cdef.POOL_AVG_WITH_PAD, x.shape, x, shape, win)
         if run is None:
             return super().avg_pool_forward(x, win, out_spatial, divisors)
-        y = self.empty(shape, _F32)
-        run.forward(self._address(_part(x, run.crop)), self._address(y))
-        for factor in pool.avg_factors(win, divisors, y):
+        y = self.empty(shape, x.dtype)
+        run.forward(self._address(_part(x, run.crop)), self._address(bits(y)))
+        for factor in found:
             y *= factor
         return y
 
     def avg_pool_backward(
         self, dy: Array, win: Window, in_spatial: Sequence[int], divisors: Sequence[Float64Array]
     ) -> Array:
-        shape = (dy.shape[0], *in_spatial, dy.shape[-1])
-        run = self._pooling(cdef.POOL_AVG_WITH_PAD, shape, dy.shape, win) if is_float32(dy) else None
+        shape, found = (dy.shape[0], *in_spatial, dy.shape[-1]), pool.avg_factors(win, divisors, dy)
+        run = None if found and self._is_half(dy) else self._pooling(cdef.POOL_AVG_WITH_PAD, shape, dy, dy.shape, win)
         if run is None:
             return super().avg_pool_backward(dy, win, in_spatial, divisors)
-        for factor in pool.avg_factors(win, divisors, dy):
+        for factor in found:
             dy = dy * factor
-        dx = self.empty(run.x_shape, _F32)
-        run.backward(self._address(dense(dy)), self._address(dx))
+        dx = self.empty(run.x_shape, dy.dtype)
+        run.backward(self._address(dense(dy)), self._address(bits(dx)))
         return self._whole(dx, run.crop, shape)
 
     # -- normalisation, where there is no compiler -----------------------------------------------------------------
@@ -312,7 +383,7 @@ class Primitives(NumpyEngine):
 class OneDnnEngine(Compiled, Primitives):
     """Local kernels by oneDNN's C API and, where there is a C compiler, passes of our own.
 
-    Both read and write NumPy memory in place. Scratch memory and the memory of outputs are reused, so an engine belongs to one compute
+    Arrays are float32, or activations bfloat16 beside parameters of float32. Both kinds of kernels read and write NumPy memory in place. Scratch memory and the memory of outputs are reused, so an engine belongs to one compute
     thread at a time. A case that both refuse (float64, empty arrays, windows that see no input) runs in the reference.
 
     Parameters
@@ -321,7 +392,7 @@ class OneDnnEngine(Compiled, Primitives):
     threads : int, optional
         OpenMP threads of kernels; None leaves OpenMP's default (OMP_NUM_THREADS).
     compute : "float32" or "bfloat16"
-        Precision in which convolutions and matrix products of float32 arrays may multiply; sums stay float32.
+        Type of activations, and in which convolutions and matrix products of them multiply; sums stay float32.
 
     Raises
     ------
@@ -351,6 +422,25 @@ def is_float32(*arrays: Array) -> bool:
         if a.dtype != _F32:
             return False
     return True
+
+
+def _holds_nan(x: Array) -> bool:
+    if x.dtype.kind != "V":
+        return bool(np.isnan(x.max()))
+    raw = x.view(np.uint16)
+    return bool(raw.view(np.int16).max() > _NAN_BITS[0] or raw.max() > _NAN_BITS[1])
+
+
+def _apart(win: Window, inner: Sequence[int]) -> bool:
+    """Whether primitives of bfloat16 give good gradients of windows: those that overlap would be rounded as often as they are added to,
+    and those of volumes are lost where a window is larger than its input (oneDNN 3.2)."""
+    return all(dim.kernel <= min(dim.stride, n) for dim, n in zip(win, inner, strict=True))
+
+
+def _slabs(extent: int, staged: int, most: int) -> Iterator[tuple[int, int]]:
+    """Parts of an extent, of which a convolution takes so many bytes of scratch memory, that take ``most``."""
+    step = max(1, extent // -(-staged // most))
+    return ((lo, min(lo + step, extent)) for lo in range(0, extent, step))
 
 
 def _part(x: Array, crop: tuple[slice, ...] | None) -> Array:

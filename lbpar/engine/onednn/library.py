@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import site
 import sys
@@ -22,6 +23,9 @@ WHEEL = "onednn-cpu-gomp"
 _WHEELS = (WHEEL, "onednn-cpu-iomp", "onednn")
 SLACK = 1 << 16
 """Bytes behind scratch memory that kernels may touch: some (AMX) read a row too many, or write the end of a padded one."""
+
+LARGE = 1 << 20
+"""Bytes of scratch memory from which on it comes from the operating system, and goes back there: the C library would keep some of it."""
 
 _STATUS = {
     1: "out of memory",
@@ -146,6 +150,7 @@ class DnnlContext:
         # Our own cache holds the primitives; oneDNN's would only hold them twice.
         lib.dnnl_set_primitive_cache_capacity(0)
         self._areas: dict[str, tuple[int, Any]] = {}
+        self.moved = 0  # how often scratch memory has got another address
         self.null = ffi.NULL
 
     def use_threads(self) -> None:
@@ -165,6 +170,7 @@ class DnnlContext:
             size = max(nbytes, 4096)
             address = self.pointer(aligned(size + SLACK))  # keeps the memory alive
             self._areas[name] = (size, address)
+            self.moved += 1
         return address
 
     def desc(self, dims: Sequence[int], strides: Sequence[int] | None = None, dtype: int = cdef.F32) -> Any:
@@ -270,7 +276,7 @@ class Primitive(Description):
         query number, which stands for the descriptor that the primitive chose
     """
 
-    __slots__ = ("_args", "_count", "_execute", "_memories", "_prim", "_scratch", "_scratch_at", "_set", "_set_threads")
+    __slots__ = ("_args", "_count", "_execute", "_memories", "_prim", "_scratch", "_set", "_set_at", "_set_threads")
 
     def __init__(
         self, context: DnnlContext, create: str, arguments: Sequence[Any], memories: Sequence[tuple[int, Any]]
@@ -296,7 +302,7 @@ class Primitive(Description):
         self._keep = (arguments, memories)
         self._set, self._execute = lib.dnnl_memory_set_data_handle, lib.dnnl_primitive_execute
         self._set_threads: Any = lib.omp_set_num_threads if context.library.openmp else None
-        self._scratch_at: Any = None
+        self._set_at = -1
 
     def __call__(self, *addresses: Any) -> None:
         context, put = self.context, self._set
@@ -305,9 +311,9 @@ class Primitive(Description):
         if self._scratch is not None:
             memory, size = self._scratch
             address = context.area("scratchpad", size)
-            if address is not self._scratch_at:
+            if context.moved != self._set_at:  # the address itself would keep memory alive that was outgrown
                 put(memory, address)
-                self._scratch_at = address
+                self._set_at = context.moved
         if context.threads:
             self._set_threads(context.threads)
         status = self._execute(self._prim, context.stream, self._count, self._args)
@@ -323,7 +329,9 @@ def address_of(ffi: Any) -> Any:
 
 
 def dense(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """``a``, copied where it is not C-contiguous float32: oneDNN is given an address only."""
+    """``a``, copied where it is not C-contiguous float32: oneDNN is given an address only. Of bfloat16, the bits."""
+    if a.dtype.kind == "V":
+        return np.ascontiguousarray(a).view(np.uint16)
     if a.dtype == np.float32 and a.flags.c_contiguous:
         return a
     return np.ascontiguousarray(a, dtype=np.float32)
@@ -339,6 +347,8 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def aligned(nbytes: int, alignment: int = 64) -> np.ndarray[Any, Any]:
     """Uninitialised bytes that start at a multiple of ``alignment``: vector loads then never straddle cache lines."""
+    if nbytes >= LARGE:
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
     raw = np.empty(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + nbytes]

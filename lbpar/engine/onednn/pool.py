@@ -26,14 +26,20 @@ class Pooling:
     """
 
     def __init__(
-        self, context: DnnlContext, algorithm: int, whole: tuple[int, ...], y_shape: tuple[int, ...], win: Window
+        self,
+        context: DnnlContext,
+        algorithm: int,
+        whole: tuple[int, ...],
+        y_shape: tuple[int, ...],
+        win: Window,
+        stored: int = cdef.F32,
     ) -> None:
         geometry = Geometry(win, whole[1:-1], y_shape[1:-1])
         self.crop, self.x_shape = geometry.crop, (whole[0], *geometry.spatial, whole[-1])
         for dim, n_in, n_out in zip(win, whole[1:-1], y_shape[1:-1], strict=True):
             if (first_tap(dim, n_in, n_out) < 0).any():
                 raise Refused("a pooling window lies outside the input")
-        x, y = context.activation(self.x_shape), context.activation(y_shape)
+        x, y = context.activation(self.x_shape, stored), context.activation(y_shape, stored)
         strides, *others = geometry.tail
         shape = [strides, [dim.kernel for dim in win], *others]
         forward = (cdef.FORWARD_TRAINING, algorithm, x, y, *shape, context.attributes())

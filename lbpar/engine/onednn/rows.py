@@ -175,17 +175,24 @@ class Chain(Tiling):
 
 
 def matmul(
-    context: DnnlContext, sizes: tuple[int, int, int], turned: tuple[bool, bool], bias: bool, compute: int = cdef.F32
+    context: DnnlContext,
+    sizes: tuple[int, int, int],
+    turned: tuple[bool, bool],
+    bias: bool,
+    stored: int = cdef.F32,
+    result: int = cdef.F32,
 ) -> Primitive:
-    """(m, k) @ (k, n), each of which may lie the other way round, [+ a row]: addresses left, right, result[, row]."""
+    """(m, k) @ (k, n), each of which may lie the other way round, [+ a row]: addresses left, right, result[, row].
+
+    ``stored`` is the type of the two, ``result`` that of the third; the row is float32.
+    """
     m, k, n = sizes
-    a = context.desc((m, k), (1, m) if turned[0] else (k, 1))
-    b = context.desc((k, n), (1, k) if turned[1] else (n, 1))
-    c, row = context.rows((m, n)), context.rows((1, n)) if bias else context.null
+    a = context.desc((m, k), (1, m) if turned[0] else (k, 1), stored)
+    b = context.desc((k, n), (1, k) if turned[1] else (n, 1), stored)
+    c, row = context.rows((m, n), result), context.rows((1, n)) if bias else context.null
     memories = [(cdef.ARG_SRC, a), (cdef.ARG_WEIGHTS, b), (cdef.ARG_DST, c)]
-    attributes = context.attributes(fpmath=int(compute == cdef.BF16))
     return Primitive(
-        context, "matmul", (a, b, row, c, attributes), [*memories, (cdef.ARG_BIAS, row)] if bias else memories
+        context, "matmul", (a, b, row, c, context.attributes()), [*memories, (cdef.ARG_BIAS, row)] if bias else memories
     )
 
 

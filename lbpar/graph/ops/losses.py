@@ -2,8 +2,8 @@
 
 Each loss reads ``x0`` (the network's output) and ``x1`` (the target) and writes the scalar ``y``; its gradient is seeded
 with one. Losses over classes also write ``hits``: how many positions have the target in the top 1, and in the top 5 of more than 5;
-and in evaluation ``counts`` (3, F), per class how many positions are of it and found, taken for it, of it, and ``confusion`` (F, F), if
-metrics follow from them. Losses of errors then write ``errors``: the sums of |x0 - x1| and of its square.
+and in evaluation, if metrics follow from them, ``counts`` (3, F), per class how many positions are of it and found, taken for it, of it,
+``confusion`` (F, F), and ``volumes`` (2, F), per class the sum of the Dice of each sample that has one, and how many have. Losses of errors then write ``errors``: the sums of |x0 - x1| and of its square.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lbpar.graph.loops import Index, Kernel, Operand, Shape, like, plain, tensor
 from lbpar.graph.op import Attrs, Op
 
 F64 = "float64"
-MEASURED = ("hits", "counts", "confusion", "errors")
+MEASURED = ("hits", "counts", "confusion", "volumes", "errors")
 """What losses measure beside themselves."""
 L = TypeVar("L", bound="type[Loss]")
 
@@ -39,6 +39,11 @@ class Loss(Op):
     limits: ClassVar[tuple[float, float]] = (-inf, inf)
     #: The metrics that it can measure, and the value each follows from.
     measures: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def results(self) -> Mapping[str, str]:
+        """Values that every rank is told, and what they are called."""
+        return {"y": "loss", **{v: v for v in MEASURED}}
 
     @property
     def measured(self) -> frozenset[str]:
@@ -80,6 +85,7 @@ class _Classes(Loss):
     measures: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("dice", "iou", "balanced_accuracy"), "counts"),
         "confusion": "confusion",
+        "dice_per_volume": "volumes",
     }
 
     def infer(self, xs: Sequence[Shape]) -> Shape:
@@ -132,12 +138,18 @@ class _Classes(Loss):
         first = Operand("first", t.dims, "max", dtype=F64)
         shapes = {"counts": (3, classes), "confusion": (classes, classes)}
         attrs = (("classes", classes), ("ignore", self.ignore_index))
+        each = Operand("each", (Index(shape[0], ("N",)), *_whole((3, classes))), dtype=F64)
+        volumes = (
+            Kernel("sample_counts", loops[:-1], (first, t), (each,), attrs),
+            Kernel("dice_of_samples", loops[:1], (each,), (Operand("volumes", _whole((2, classes)), dtype=F64),)),
+        )
         return (
             Kernel("softmax_first", loops, (x0, peak), (first,), (), prod(shape)),
             *(
                 Kernel(f"class_{v}", loops[:-1], (first, t), (Operand(v, _whole(shapes[v]), dtype=F64),), attrs)
-                for v in sorted(self.measured)
+                for v in sorted(self.measured & shapes.keys())
             ),
+            *(volumes if "volumes" in self.measured else ()),
         )
 
 

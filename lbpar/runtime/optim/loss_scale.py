@@ -18,6 +18,16 @@ SMALLEST = 2.0**-14
 """A factor below which no overflow is the factor's fault: half types hold what is 2**30 times as large."""
 
 
+def check_scalable(program: Program) -> None:
+    """Refuse a loss whose gradient cannot be scaled."""
+    own = [s.kernel for s in program.steps if isinstance(s, Compute) and s.kernel.name.endswith("_backward")]
+    if not any(map(loss_gradient, own)):
+        raise ConfigError(
+            "train.loss_scale: no kernel of this loss says how to scale its gradient, expected one with the attribute scale; choose "
+            "engine.dtype: bfloat16 or float32, or a loss of lbpar."
+        )
+
+
 @dataclass
 class Scaler:
     """The factor by which gradients are multiplied on their way back, the same on all ranks.
@@ -47,15 +57,6 @@ class Scaler:
 
     def __post_init__(self) -> None:
         self.scale = self.config.start
-
-    def check(self, program: Program) -> None:
-        """Refuse a loss whose gradient cannot be scaled."""
-        own = [s.kernel for s in program.steps if isinstance(s, Compute) and s.kernel.name.endswith("_backward")]
-        if not any(map(loss_gradient, own)):
-            raise ConfigError(
-                "train.loss_scale: no kernel of this loss says how to scale its gradient, expected one with the attribute scale; choose "
-                "engine.dtype: bfloat16 or float32, or a loss of lbpar."
-            )
 
     def unscale(self, grads: Mapping[str, Array]) -> bool:
         """Divide gradients by the scale, in place; whether all are finite on all ranks. Collective over these."""

@@ -49,6 +49,8 @@ class Machine:
         "", or what a call finds amiss: "driver", "device".
     memory : int
         Bytes of each device.
+    exclusive : bool
+        It takes one process at a time.
     broken : set of str
         What the device leaves out, for tests of tests: "record", "wait", "synchronize".
     """
@@ -56,7 +58,7 @@ class Machine:
     def __init__(self, devices: int = 1) -> None:
         self.scheduler = Scheduler()
         self.devices, self.missing, self.memory, self.held = devices, "", 1 << 30, 0
-        self.capability = (9, 0)
+        self.capability, self.exclusive = (9, 0), False
         self.broken: set[str] = set()
         self.launches: dict[str, int] = {}
         self._addresses: list[int] = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.util.fake_cupy.machine import ALIGNMENT, Block, machine
 from tests.util.fake_cupy.streams import Stream, current
+from tests.util.queues import poison
 
 
 class PooledMemory:
@@ -18,10 +19,17 @@ class PooledMemory:
     def __init__(self, block: Block, pool: MemoryPool, stream: Stream) -> None:
         self.block, self._pool, self._stream = block, pool, stream
         self.ptr, self.size = block.address, block.nbytes
+        self._recording = stream.recording
+        if self._recording is not None:  # each time that it is launched, it finds memory that others may have had
+            stream.queue.put(lambda: poison(block.data))
 
     def __del__(self) -> None:
-        block, used = self.block, self.block.used
-        self._stream.queue.put(lambda: block.clear(used))
+        block, used, stream = self.block, self.block.used, self._stream
+        mine = self._recording is not None and self._recording is stream.recording
+        queue = (
+            stream.queue if mine else stream.always
+        )  # memory from before a capture is let go now, and not in each launch
+        queue.put(lambda: block.clear(used))
         self._pool._free.setdefault((self._stream.ptr, self.size), []).append(self.block)
 
 

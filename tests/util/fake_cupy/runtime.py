@@ -45,6 +45,11 @@ def memGetInfo() -> tuple[int, int]:
     return machine().memory - machine().held, machine().memory
 
 
+def deviceGetAttribute(attribute: int, device: int) -> int:
+    assert attribute == 20, "the compute mode"
+    return 3 if machine().exclusive else 0
+
+
 def getDeviceProperties(device: int) -> dict[str, Any]:
     major, minor = machine().capability
     return {
@@ -79,7 +84,10 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         return
     if kind == memcpyHostToDevice:
         target, source = _span(dst, size, "device"), _span(src, size, "host")
-        source = _host(src, size).copy() if source is None else source
+        if source is None:
+            if stream_at(stream).recording is not None:
+                queue.tail()  # refused
+            source = _host(src, size).copy()
         queue.put(lambda: np.copyto(target, source))
     elif kind == memcpyDeviceToHost:
         target, source = _span(dst, size, "host"), _span(src, size, "device")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
-from tests.util.fake_cupy.machine import machine
+from tests.util.fake_cupy.machine import CUDARuntimeError, machine
 from tests.util.queues import Queue, Task
 
 _local = threading.local()
@@ -20,7 +21,9 @@ class Stream:
     ) -> None:
         machine().check()
         assert non_blocking, "a stream that waits for the default stream"
-        self.queue = Queue(machine().scheduler)
+        self.queue: Any = Queue(machine().scheduler)
+        self.recording: Recording | None = None
+        self.always = self.queue
         self.ptr = len(_streams) + 16
         self.priority = priority
         _streams[self.ptr] = self
@@ -48,6 +51,46 @@ class Stream:
     @property
     def done(self) -> bool:
         return machine().scheduler.ready(self.queue.tail())
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        assert self.recording is None, "a capture in a capture"
+        self.queue = self.recording = Recording()
+
+    def end_capture(self) -> Graph:
+        recording, self.recording, self.queue = self.recording, None, self.always
+        assert recording is not None
+        if recording.invalid:
+            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
+        return Graph(recording.work)
+
+
+class Recording:
+    """In the place of a queue while its stream is captured: nothing runs, and nothing may be asked."""
+
+    def __init__(self) -> None:
+        self.work = list[Callable[[], None]]()
+        self.invalid = False
+
+    def put(self, work: Callable[[], None]) -> None:
+        self.work.append(work)
+
+    def _refuse(self, *_: Any) -> Any:
+        self.invalid = True
+        raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
+
+    tail = wait = meet = follow = _refuse
+
+
+class Graph:
+    """What a capture has recorded."""
+
+    def __init__(self, work: list[Callable[[], None]]) -> None:
+        self._work = work
+
+    def launch(self, stream: Stream | None = None) -> None:
+        assert self._work, "an empty graph"
+        for work in self._work:
+            (stream or current()).queue.put(work)
 
 
 def stack() -> list[Stream]:
