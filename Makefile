@@ -39,7 +39,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train fashion brain atlas fields cells test lint test-mpi test-serial format wheel clean
+.PHONY: help train fashion brain atlas fields cells test lint test-mpi test-slurm test-serial format wheel clean
 
 help:  ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -73,7 +73,7 @@ cells: data/cells.h5  ## cells in pictures of 1024 x 1024 pixels, 2 ranks
 	$(call job,2,unet2d_1024)
 
 # The serial tests come last, so that the last lines are pytest's summary of them.
-test: lint test-mpi test-serial  ## everything that CI runs
+test: lint test-mpi test-slurm test-serial  ## everything that CI runs
 
 lint: $(VENV)/.test  ## ruff, mypy, import floors
 	$(BIN)/ruff check .
@@ -88,10 +88,16 @@ test-mpi: $(VENV)/.test  ## the MPI tests on RANKS="2 3 4"
 	    $(ONE_THREAD) $(MPIRUN) -n $$n $(PY) -m mpi4py -m pytest -p tests.util.rank_output --only-mpi -q --color=no tests/mpi $(PYTEST); \
 	done; echo "== MPI tests on $(RANKS) ranks ($(MPI)): passed"
 
+# Alone: jobs of several ranks, some of which wait by polling, have no time to spare beside other tests.
+# pytest's exit status 5 says that PYTEST="-k name" names none of them.
+test-slurm: $(VENV)/.test  ## jobs on a Slurm of two nodes (root, and Debian's slurm-wlm, munge, libpmix2; skipped without)
+	@echo "== Slurm tests"
+	$(ONE_THREAD) $(PY) -m pytest -q tests/slurm $(PYTEST) || test $$? = 5
+
 # A file's tests stay together: they share what is costly to make.
-test-serial: $(VENV)/.test  ## all serial tests, in WORKERS=2 processes; PYTEST="-m 'not slow' -k name" narrows
+test-serial: $(VENV)/.test  ## all other serial tests, in WORKERS=2 processes; PYTEST="-m 'not slow' -k name" narrows
 	@echo "== serial tests"
-	$(ONE_THREAD) $(PY) -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
+	$(ONE_THREAD) $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --ignore=tests/slurm $(PYTEST)
 
 format: $(VENV)/.test  ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .

@@ -16,7 +16,7 @@ from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare", "runuser")
 #: Everything that a cluster asks for here takes seconds; a loaded machine may need long.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 def missing() -> str | None:
@@ -42,12 +42,14 @@ def free_ports(n: int) -> list[int]:
             s.close()
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Look until a condition holds."""
+def wait_for(
+    condition: Callable[[], object], what: str, seen: Callable[[], str] = str, seconds: float = PATIENCE
+) -> None:
+    """Look until a condition holds; if it does not, ``seen`` says what there was instead."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no {what} within {seconds:g} s")
+            raise TimeoutError(f"no {what} within {seconds:g} s. {seen()}")
         time.sleep(0.2)
 
 

@@ -100,14 +100,22 @@ class Job:
     def log(self) -> str:
         return "".join(f.read_text(errors="replace") for f in sorted(self.folder.glob("lbpar-*.log")))
 
+    def seen(self) -> str:
+        """What a failed test should show of it."""
+        return f"Job {self.id} is {self.state}, {self.epochs} epochs. Nodes: {self.cluster.states()}. Log:\n{self.log}"
+
+    def ended(self) -> bool:
+        return self.state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+
     def reach(self, epochs: int) -> None:
-        """Wait until so many epochs are done."""
-        wait_for(lambda: self.epochs >= epochs or self.state == "FAILED", f"{epochs} epochs:\n{self.log}")
+        """Wait until so many epochs are done, and it is still at work."""
+        wait_for(lambda: self.epochs >= epochs or self.ended(), f"{epochs} epochs", self.seen)
+        assert not self.ended(), self.seen()
 
     def end(self, state: str = "COMPLETED") -> None:
         """Wait for its end."""
-        wait_for(lambda: self.state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"), f"end of the job:\n{self.log}")
-        assert self.state == state, self.log
+        wait_for(self.ended, "end of the job", self.seen)
+        assert self.state == state, self.seen()
 
     def processes(self, launchers: bool = False) -> list[int]:
         """Training processes of this job, or what launches them, by what Linux says of them."""
@@ -132,8 +140,9 @@ Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def submit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
-    """Submit a template: environment as a user of this Python would have it."""
+def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Submit]:
+    """Submit a template: environment as a user of this Python would have it. What still runs at the end of a test is cancelled."""
+    submitted = []
     cluster.env |= _env() | {"SLURM_CONF": str(cluster.conf), "LBPAR_ENV": sys.prefix, "LBPAR_SRUN_MPI": "pmix"}
     cluster.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -146,9 +155,13 @@ def submit(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             cluster.env |= {"LBPAR_ENV": str(MPICH), "LBPAR_SRUN_MPI": "pmi2"}
         job = Job(cluster, tmp_path, template, *options)
         job.submit()
+        submitted.append(job)
         return job
 
-    return make
+    yield make
+    for job in submitted:
+        if not job.ended():
+            cluster.run("scancel", job.id)
 
 
 def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
@@ -269,7 +282,7 @@ def test_tasks_of_an_array_have_folders_of_their_own(
 ) -> None:
     """Each is a job of its own, and each trains what one alone would."""
     job = submit(CPU, "--array=1-2", "--nodes=1", "--ntasks-per-node=2")
-    wait_for(lambda: not cluster.run("squeue", "-h", "-j", job.id).strip(), f"end of the array:\n{job.log}")
+    wait_for(lambda: not cluster.run("squeue", "-h", "-j", job.id).strip(), "end of the array", job.seen)
     for task in (1, 2):
         assert f"-> runs/run-{task}" in job.log, job.log
         assert equal(weights(job.folder, f"runs/run-{task}"), expected)
