@@ -103,6 +103,7 @@ def measure_compute(
         table=rates,
         speeds=speeds,
         half_arrays=halves,
+        volume_copies=engine.volume_copies,
         source=f"measured: kernels of engine {engine.name}, medians of {rounds} runs at most, in which networks take turns; "
         f"starts on arrays of at most {TINY} B",
     )

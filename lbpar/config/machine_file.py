@@ -125,6 +125,10 @@ class ComputeConfig(Section):
         default=True,
         description="Activations of half types take two bytes; else they are only multiplied in that type.",
     )
+    volume_copies: Flag = Field(
+        default=True,
+        description="Weight gradients of volumes in float32 are computed from a copy of the input, as oneDNN does on processors without AVX-512.",
+    )
     source: LongText = Field(description="Where the numbers come from.")
 
 

@@ -180,6 +180,11 @@ class Machine:
         """Whether activations of half types take two bytes."""
         return self.file.compute.half_arrays
 
+    @property
+    def volume_copies(self) -> bool:
+        """Whether weight gradients of volumes are computed from a copy of the input."""
+        return self.file.compute.volume_copies
+
     def update_seconds(self, size: Many, slots: int, count: int = 1) -> Many:
         """Seconds of the optimizer's step on ``count`` parameters of ``size`` bytes in all, with so many arrays of state: all are read,
         and all but the gradient are written."""

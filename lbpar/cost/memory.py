@@ -128,7 +128,7 @@ class _Arena:
             self._pieces.give(*self._taken.pop(name))
 
 
-def _converted(program: Program, dtype: str, halves: bool, workspace: int) -> int:
+def _converted(program: Program, dtype: str, halves: bool, copies: bool, workspace: int) -> int:
     """Bytes of what products convert: where activations are held in the type in which they multiply, the weights of one product, or a
     gradient of weights before it is widened; and, unless a ``workspace`` is given, the scratch memory of the oneDNN engine."""
     products = [s for s in program.steps if isinstance(s, Compute) and s.kernel.product is not None]
@@ -136,7 +136,7 @@ def _converted(program: Program, dtype: str, halves: bool, workspace: int) -> in
         weights = max((local_bytes(program, p, dtype, halves) // 2 for p in program.params), default=0)
         read = (sum(local_bytes(program, b, dtype, halves) for b in s.reads) for s in products)
         return weights + (0 if workspace else min(3 * max(read, default=0), SCRATCH))
-    if workspace:
+    if workspace or not copies:
         return 0
     volumes = [s for s in products if s.kernel.product == "backward_weights" and "D" in dict(s.kernel.loops)]
     return max((_arranged(program, s, dtype) for s in volumes), default=0)
@@ -157,6 +157,7 @@ def memory(
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
     halves: bool = True,
+    copies: bool = True,
     workspace: int = 0,
 ) -> Memory:
     """Peak memory of one rank, of the stage that needs most.
@@ -171,12 +172,13 @@ def memory(
         A key of `lbpar.cost.price.SLOTS`.
     prefetch : int
         Batches read ahead (``data.prefetch``).
-    halves : bool
-        Activations of half types take two bytes.
+    halves, copies : bool
+        Activations of half types take two bytes; weight gradients of volumes are computed from a copy of the input
+        (``half_arrays`` and ``volume_copies`` of a machine).
     workspace : int
         Most bytes that a product takes beside its operands.
     """
-    return max(memory_of_stages(program, dtype, optimizer, prefetch, halves, workspace), key=lambda m: m.peak)
+    return max(memory_of_stages(program, dtype, optimizer, prefetch, halves, copies, workspace), key=lambda m: m.peak)
 
 
 def memory_of_stages(
@@ -185,14 +187,15 @@ def memory_of_stages(
     optimizer: str = "momentum",
     prefetch: int = PREFETCH,
     halves: bool = True,
+    copies: bool = True,
     workspace: int = 0,
 ) -> list[Memory]:
     """`memory` of a rank at each place of stages; of one place, where there are none."""
-    return [_memory(program, rank, dtype, optimizer, prefetch, halves, workspace) for rank in program.plan.places]
+    return [_memory(program, rank, dtype, optimizer, prefetch, halves, copies, workspace) for rank in program.plan.places]
 
 
 def _memory(
-    program: Program, rank: int, dtype: str, optimizer: str, prefetch: int, halves: bool, workspace: int
+    program: Program, rank: int, dtype: str, optimizer: str, prefetch: int, halves: bool, copies: bool, workspace: int
 ) -> Memory:
     held_here = program.here(rank)
     sizes = {name: local_bytes(program, name, dtype, halves) if here else 0 for name, here in held_here.items()}
@@ -296,6 +299,6 @@ def _memory(
     reading = (prefetch + 1) * batch + raw
     spread = program.plan.grid.size > 1
     between = max(0, arena.used + batch - peak)
-    overhead = between + _converted(program, dtype, halves, workspace) + workspace + LIBRARIES + spread * MESSAGES
+    overhead = between + _converted(program, dtype, halves, copies, workspace) + workspace + LIBRARIES + spread * MESSAGES
     total = peak + weights + state + reading + overhead
     return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, everything)

@@ -76,6 +76,9 @@ class Engine(Rules):
     rims: ClassVar[bool] = False
     """Whether programs compute the interior of a convolution while its halo is under way, and the rims then."""
 
+    volume_copies: bool = True
+    """Whether gradients of weights of volumes may be computed from a copy of the input."""
+
     def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int | None = None) -> None:
         self.dtype = self.activations = np.dtype(dtype)
         self.threads = threads

@@ -152,7 +152,8 @@ def check_copy(trainer: Trainer) -> None:
     copy, own, room = copy_bytes(trainer.worker, trainer.optimizer), 0, node_memory()
     if all(isinstance(a, np.ndarray) for a in trainer.worker.state.values()):  # else the rest is in a device's memory
         program = trainer.worker.program(min(config.train.batch, len(trainer.dataset)))
-        own = memory(program, config.engine.dtype, optimizer_name(config.train.optimizer), config.data.prefetch).peak
+        of = config.engine.dtype, optimizer_name(config.train.optimizer), config.data.prefetch
+        own = memory(program, *of, copies=trainer.worker.engine.volume_copies).peak
         room = min(room, config.parallel.memory or room)
     if own + copy > room:
         raise ConfigError(

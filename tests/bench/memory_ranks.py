@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lbpar.config.run_file import parse_run
-from lbpar.cost.machine import find_machine
+from lbpar.cost.machine import Machine, find_machine
+from lbpar.engine.registry import get_engine
 from lbpar.plan.lean import fitted
 from lbpar.plan.priced import Settings
 from lbpar.train.setup import build_graph, build_plan, join
@@ -35,6 +36,13 @@ parallel: {{strategy: spatial}}
 """
 
 
+def this_machine(dtype: str) -> Machine:
+    """``laptop``, with what this processor does with volumes."""
+    file = find_machine("laptop").file
+    copies = get_engine("onednn", dtype, 1).volume_copies
+    return Machine(file.model_copy(update={"compute": file.compute.model_copy(update={"volume_copies": copies})}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="96,96,96")
@@ -45,7 +53,7 @@ def main() -> None:
     config = parse_run(RUN.format(**vars(args)))
     transport = connect()
     graph = build_graph(config)
-    settings = Settings(graph, 1, find_machine("laptop"), args.dtype, "momentum")
+    settings = Settings(graph, 1, this_machine(args.dtype), args.dtype, "momentum")
     priced = settings.priced("spatial", build_plan(config, graph, transport.size))
     if args.recompute:
         priced = fitted(settings, "spatial", priced.plan, int(args.recompute * priced.memory.peak))

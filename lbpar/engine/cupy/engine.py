@@ -49,6 +49,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
 
     name = "cupy"
     rims = True
+    volume_copies = False
     accelerated = frozenset({"float32", "float64"})
 
     def __init__(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+AVX512 = 0x20
+"""The bit of a dnnl_cpu_isa_t that all with AVX-512 have."""
+
 CDEF = """
 typedef int64_t dnnl_dims_t[12];
 typedef struct { int major, minor, patch; const char *hash; unsigned cpu_runtime, gpu_runtime; } dnnl_version_t;
@@ -11,6 +14,7 @@ const dnnl_version_t *dnnl_version(void);
 int dnnl_engine_create(void **engine, int kind, size_t index);
 int dnnl_stream_create(void **stream, void *engine, unsigned flags);
 int dnnl_set_primitive_cache_capacity(int capacity);
+int dnnl_get_effective_cpu_isa(void);
 
 int dnnl_memory_desc_create_with_strides(void **md, int ndims, const dnnl_dims_t dims, int data_type,
                                          const dnnl_dims_t strides);

@@ -56,6 +56,7 @@ class Primitives(Halves, NumpyEngine):
             raise EngineError(f"onednn engine: compute={compute!r}, expected one of {', '.join(_COMPUTE)}")
         self.compute = compute
         self._context = DnnlContext(load(), threads)
+        self.volume_copies = not self._context.lib.dnnl_get_effective_cpu_isa() & cdef.AVX512
         if compute != "float32":
             self._probe()
             self._hold(compute)
