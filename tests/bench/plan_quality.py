@@ -4,9 +4,9 @@
 
 Five small networks; all named strategies, the planner's choice and random plans are run and timed, in turn; medians count. Per network: the
 rank correlation of predicted and measured times, the regret of the planner's choice (measured, against the best measured), and by how
-much predictions are off. Plans that are the same program are measured once. `--machine own` (the default) does what `lbpar calibrate --config` would do for each network, three times, with
-a third of the measurements after each, because cores are tens of percents faster at some times than at others; the planner
-chooses by the first, and the median of what all three predict counts.
+much predictions are off. Plans that are the same program are measured once. `--machine own` (the default) does what `lbpar calibrate --config` would do for each network, `--parts` times, with
+a part of the measurements after each, because cores are tens of percents faster at some times than at others. The planner chooses by the first; each part is
+compared with the calibration before it, and the median of these comparisons counts. A calibration that would be refused is done again, as its user would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 from lbpar.calibrate.command import SECONDS
 from lbpar.calibrate.machine import machine_of, measure_machine
 from lbpar.calibrate.samples import samples
-from lbpar.calibrate.trust import Watcher
 from lbpar.config.engine import EngineConfig
 from lbpar.cost.machine import Machine
 from lbpar.engine.registry import get_engine
@@ -80,6 +79,10 @@ NETWORKS: dict[str, tuple[Callable[[], Graph], int]] = {
 }
 
 
+#: Calibrations until one is not in doubt.
+TRIES = 4
+
+
 class Timed:
     """A plan made ready to run on this rank."""
 
@@ -121,13 +124,17 @@ def calibrated(args: argparse.Namespace, graph: Graph, batch: int, transport: Tr
     engine = EngineConfig(name=args.engine, threads=1)
     if args.machine != "own":
         return machine_of(args.machine, engine, transport)
-    began = perf_counter()
-    found = measure_machine(engine, samples(), 9, transport, SECONDS, network=(graph, batch))
-    if transport.rank == 0:
-        print(
-            f"calibrated in {perf_counter() - began:.0f} s, whole steps {found.trust.whole.factor:.2f} times as long; in doubt: {'; '.join(found.trust.doubts()) or 'nothing'}",
-            flush=True,
-        )
+    for _ in range(TRIES):
+        began = perf_counter()
+        found = measure_machine(engine, samples(), 9, transport, SECONDS, network=(graph, batch))
+        doubts = transport.bcast(found.trust.doubts())
+        if transport.rank == 0:
+            print(
+                f"calibrated in {perf_counter() - began:.0f} s, whole steps {found.trust.whole.factor:.2f} times as long; in doubt: {'; '.join(doubts) or 'nothing'}",
+                flush=True,
+            )
+        if not doubts:
+            break
     return Machine(found.file)
 
 
@@ -146,13 +153,15 @@ def main() -> int:
     p.add_argument("--machine", default="own")
     p.add_argument("--random", type=int, default=20)
     p.add_argument("--repeats", type=int, default=9)
+    p.add_argument("--parts", type=int, default=3, help="calibrations of each network, and parts of the repeats")
     p.add_argument("--least", action="store_true", help="the least of all repeats counts: for a machine that is busy")
     p.add_argument("--networks", nargs="+", default=list(NETWORKS))
     p.add_argument("--all", action="store_true", help="print every plan")
     p.add_argument("--json")
     args = p.parse_args()
     transport = connect()
-    report, errors = {}, {}
+    report: dict[str, Any] = {}
+    errors: dict[str, float] = {}
     if transport.rank == 0:
         print(
             "| network | plans | rank correlation | chosen | best measured | regret | predicted / measured | mean error | worst |"
@@ -174,35 +183,40 @@ def main() -> int:
         outcomes = [
             o for i, o in enumerate(outcomes) if all(o.program.steps != other.program.steps for other in outcomes[:i])
         ]
-        loads, taken = [], [[] for _ in outcomes]
-        for third in range(3):
-            if args.machine == "own" and third:
+        taken: list[list[list[float]]] = []
+        for part in range(args.parts):
+            if args.machine == "own" and part:
                 machines.append(calibrated(args, graph, batch, transport))
             # Each has an engine to itself, and so memory, as a training run does; where that lies makes up to 15 % of a step.
             timed = [Timed(settings, o, get_engine(args.engine, "float32", 1), transport) for o in outcomes]
             for t in timed:
                 t.step()  # libraries warm up
+            taken.append([[] for _ in outcomes])
             for _ in range(
-                -(-args.repeats // 3)
+                -(-args.repeats // args.parts)
             ):  # in turn, so that whatever else the machine does meets all plans alike
-                watcher = Watcher()
-                for t, seconds in zip(timed, taken, strict=True):
+                for t, seconds in zip(timed, taken[-1], strict=True):
                     seconds.append(t.sample())
-                loads.append(watcher.load().taken)
         counts = min if args.least else median
-        measured = [counts(np.max(transport.allgather_obj(seconds), axis=0)) for seconds in taken]
+        slowest = np.max(transport.allgather_obj(taken), axis=0)  # parts, plans, repeats
+        measured = [counts(slowest[:, i].ravel()) for i in range(len(outcomes))]
+        machines = machines if args.machine == "own" else machines * args.parts
         every = [
             [replace(settings, machine=m, known=[]).priced(o.name, o.plan).seconds for m in machines] for o in outcomes
+        ]
+        ratios = [
+            median(said / counts(part[i]) for said, part in zip(seconds, slowest, strict=True))
+            for i, seconds in enumerate(every)
         ]
         predicted = [median(seconds) for seconds in every]
         correlation = float(np.corrcoef(ranks(predicted), ranks(measured))[0, 1])
         best = int(np.argmin(measured))
-        off = [a / b - 1 for a, b in zip(predicted, measured, strict=True)]
+        off = [r - 1 for r in ratios]
         errors |= {f"{name}, {o.name}": e for o, e in zip(outcomes, off, strict=True)}
         regret = measured[0] / measured[best] - 1
         rows = [
-            {"plan": o.name, "predicted": a, "measured": b}
-            for o, a, b in zip(outcomes, predicted, measured, strict=True)
+            {"plan": o.name, "predicted": a, "measured": b, "ratio": r}
+            for o, a, b, r in zip(outcomes, predicted, measured, ratios, strict=True)
         ]
         report[name] = {"rank_correlation": correlation, "regret": regret, "plans": rows}
         if transport.rank == 0:
@@ -212,14 +226,14 @@ def main() -> int:
             )
             print(
                 f"| {name} | {len(rows)} | {correlation:.2f} | {outcomes[0].name}, {1e3 * measured[0]:.1f} ms | {outcomes[best].name}, "
-                f"{1e3 * measured[best]:.1f} ms | {100 * regret:.0f} % | {predicted[0] / measured[0]:.2f} "
+                f"{1e3 * measured[best]:.1f} ms | {100 * regret:.0f} % | {ratios[0]:.2f} "
                 f"| {100 * np.mean(np.abs(off)):.0f} % | {100 * max(off, key=abs):+.0f} % |",
                 flush=True,
             )
             if args.all:
-                for o, a, b in zip(outcomes, predicted, measured, strict=True):
+                for o, a, b, r in zip(outcomes, predicted, measured, ratios, strict=True):
                     print(
-                        f"    {o.name}: {1e3 * b:.2f} ms measured, {1e3 * a:.2f} predicted, {100 * (a / b - 1):+.0f} %",
+                        f"    {o.name}: {1e3 * b:.2f} ms measured, {1e3 * a:.2f} predicted, {100 * (r - 1):+.0f} %",
                         flush=True,
                     )
     if transport.rank == 0:
