@@ -67,7 +67,10 @@ def measure_steps(
     until, ratios = perf_counter() + seconds, []
     for plan in plans(graph, batch, transport.size):
         program = lower(graph, plan, batch, bucket_bytes=BUCKET_BYTES, rims=engine.rims)
-        if memory(program, dtype, "momentum", halves=machine.half_arrays, copies=machine.volume_copies).peak > machine.memory:
+        if (
+            memory(program, dtype, "momentum", halves=machine.half_arrays, copies=machine.volume_copies).peak
+            > machine.memory
+        ):
             continue
         predicted = simulate(program, price(program, machine, dtype), machine).seconds
         ratios.append(timed_step(program, engine, transport, seconds / FEWEST) / predicted)

@@ -191,7 +191,9 @@ def memory_of_stages(
     workspace: int = 0,
 ) -> list[Memory]:
     """`memory` of a rank at each place of stages; of one place, where there are none."""
-    return [_memory(program, rank, dtype, optimizer, prefetch, halves, copies, workspace) for rank in program.plan.places]
+    return [
+        _memory(program, rank, dtype, optimizer, prefetch, halves, copies, workspace) for rank in program.plan.places
+    ]
 
 
 def _memory(
@@ -299,6 +301,8 @@ def _memory(
     reading = (prefetch + 1) * batch + raw
     spread = program.plan.grid.size > 1
     between = max(0, arena.used + batch - peak)
-    overhead = between + _converted(program, dtype, halves, copies, workspace) + workspace + LIBRARIES + spread * MESSAGES
+    overhead = (
+        between + _converted(program, dtype, halves, copies, workspace) + workspace + LIBRARIES + spread * MESSAGES
+    )
     total = peak + weights + state + reading + overhead
     return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, everything)

@@ -101,8 +101,8 @@ class Settings:
         whole = self._priced(name, replace(kept, recompute=())) if lean else None
         program = lower(self.graph, plan, self.batch, bucket_bytes=BUCKET_BYTES, rims=self.rims)
         cost = price(program, self.machine, self.dtype, self.optimizer)
-        of = {"halves": self.machine.half_arrays, "copies": self.machine.volume_copies, "workspace": self.workspace}
-        held = memory_of_stages(program, self.dtype, self.optimizer, self.prefetch, **of)
+        of = self.machine.half_arrays, self.machine.volume_copies, self.workspace
+        held = memory_of_stages(program, self.dtype, self.optimizer, self.prefetch, *of)
         step = simulate(program, cost, self.machine)
         self.known.append(PricedPlan(name, plan, program, cost, tuple(held), step, whole))
         return self.known[-1]

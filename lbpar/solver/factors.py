@@ -25,6 +25,12 @@ class Classes:
     index: Ints
     count: int
 
+    def among(self, kept: Ints) -> tuple[Ints, Ints]:
+        """The classes that configurations ``kept`` have, in increasing order, and of each configuration the place of its class among them."""
+        index, has = self.index[kept], np.zeros(self.count, bool)
+        has[index] = True
+        return np.flatnonzero(has), (np.cumsum(has) - 1)[index]
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:

@@ -16,9 +16,9 @@ def restrict(problem: Problem, kept: Sequence[Ints], cache: Cache) -> Problem:
     for f in problem.factors:
         old, maps = [], []
         for v, m in zip(f.scope, f.maps, strict=True):
-            classes, index = np.unique(m.index[kept[v]], return_inverse=True)
+            classes, index = m.among(kept[v])
             old.append(classes)
-            maps.append(cache.classes(index.reshape(-1), len(classes)))
+            maps.append(cache.classes(index, len(classes)))
         factors.append(Factor(f.scope, tuple(maps), cache.intern(f.table[np.ix_(*old)])))
     return Problem([cache.intern(u[k]) for u, k in zip(problem.unary, kept, strict=True)], factors)
 

@@ -25,6 +25,7 @@ PROMISING = 12  # configurations per node in the small exact search that gives a
 SWEEPS = 100  # pairs of sweeps at most
 PATIENCE = 3  # pairs of sweeps in a row that gain little, after which narrowing stops
 SMALL_SEARCHES = (0, 2, 8, 24)  # after which pairs a small exact search looks for a better choice
+WORTH = 0.95  # part of the configurations that must be all that is left before the others are taken out: it costs as much as some sweeps
 FORBIDDEN = 16.0  # times the largest possible total: what stands for a cost of inf
 
 
@@ -110,7 +111,7 @@ class _Sweeper:
         if all(k.size == u.size for k, u in zip(kept, self.unary, strict=True)):
             return
         for i, f in enumerate(self.problem.factors):
-            old = [np.unique(m.index[kept[v]]) for v, m in zip(f.scope, f.maps, strict=True)]
+            old = [m.among(kept[v])[0] for v, m in zip(f.scope, f.maps, strict=True)]
             self.messages[i] = [m[o] for m, o in zip(self.messages[i], old, strict=True)]
             self.tables[i] = self.tables[i][np.ix_(*old)]
             left, right = self.messages[i]
@@ -159,9 +160,10 @@ def narrow(
     sweeper = _Sweeper(problem)
     order = range(len(problem.unary))
     best: list[int] = []
-    total, bound, idle = float("inf"), -np.inf, 0
+    total, bound, idle, left = float("inf"), -np.inf, 0, sum(u.size for u in problem.unary)
+    asked = False  # whether the problem, as small as it is, is enough
     for turn in range(SWEEPS):
-        known, count = bound, sum(u.size for u in sweeper.unary)
+        known, count = bound, left
         candidates = [sweeper.sweep(order), sweeper.sweep(order[::-1])]
         if turn in SMALL_SEARCHES:
             small = solve_within(sweeper.problem, sweeper.promising(), lambda order: order.cells <= exact_cells)
@@ -175,9 +177,15 @@ def narrow(
             continue
         within = sweeper.within(total if ceiling is None else ceiling)
         mine = [np.searchsorted(k, c) for k, c in zip(sweeper.kept, best, strict=True)]
-        sweeper.shrink([np.union1d(w, [m]) for w, m in zip(within, mine, strict=True)])
-        left = sum(u.size for u in sweeper.unary)
+        kept = [np.union1d(w, [m]) for w, m in zip(within, mine, strict=True)]
+        left = sum(k.size for k in kept)
         idle = idle + 1 if left > 0.97 * count and bound - known <= 1e-5 * abs(bound) else 0
-        if total - bound <= SLACK * abs(bound) or idle >= PATIENCE or (turn and enough(sweeper.problem)):
+        last = total - bound <= SLACK * abs(bound) or idle >= PATIENCE or turn == SWEEPS - 1
+        if last or left <= WORTH * sum(u.size for u in sweeper.unary):
+            sweeper.shrink(kept)
+            asked = False
+        if turn and not (last or asked):
+            asked, last = True, enough(sweeper.problem)
+        if last:
             break
     return Narrowed(sweeper.problem, sweeper.kept, Found(best, total, bound, 0, sweeper.cells))
