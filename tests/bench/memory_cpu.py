@@ -43,8 +43,9 @@ def measure(side: str, case: str, args: argparse.Namespace) -> None:
     if ours:
         from lbpar.cost.memory import memory
 
-        halves = runner.worker.engine.activations.itemsize == 2
-        found = {"predicted": memory(runner.executor.program, args.dtype, halves=halves).peak / MIB}
+        engine = runner.worker.engine
+        of = {"halves": engine.activations.itemsize == 2, "copies": engine.volume_copies}
+        found = {"predicted": memory(runner.executor.program, args.dtype, **of).peak / MIB}
     else:
         runner = bench.Torch(runner, case, side == "channels-last")
     clock, busy = [], []

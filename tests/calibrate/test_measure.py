@@ -272,6 +272,14 @@ def test_the_samples_by_turns_are_the_samples() -> None:
     assert kinds(samples_by_turns()) == kinds(samples())
 
 
+def test_whether_volumes_are_copied_is_what_the_engine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = get_engine("numpy", "float32", 1)
+    monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
+    for said in (True, False):
+        monkeypatch.setattr(engine, "volume_copies", said, raising=False)
+        assert measure_compute(engine, "float32", islice(samples(), 1), 1)[0].volume_copies == said
+
+
 def test_copies_of_parts_are_measured_with_their_start() -> None:
     compute = measure_compute(get_engine("numpy", "float32", 1), "float32", islice(samples(), 1), 3)[0]
     assert set(compute.speeds) == {"rows", "columns", "update"} and compute.starts["slice"] > 0

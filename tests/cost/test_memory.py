@@ -28,6 +28,18 @@ def test_half_types_halve_the_memory_of_activations() -> None:
     assert 0 < on_cpus <= SCRATCH
 
 
+def test_copies_of_volumes_count_on_machines_that_make_them() -> None:
+    g = GraphBuilder(input=(16, 24, 24, 8))
+    graph = g.build(g.conv(g.input, 4, 3, pad=1)).with_loss(LOSSES["mse"]())
+    program = lower(graph, Plan(Grid()), 2)
+    made, spared = (memory(program, copies=copies).peak for copies in (True, False))
+    volume = 16 * 24 * 24 * 8 * 4
+    assert made - spared == volume + 27 * volume // 16
+    plane = GraphBuilder(input=(64, 64, 8))
+    flat = lower(plane.build(plane.conv(plane.input, 4, 3, pad=1)).with_loss(LOSSES["mse"]()), Plan(Grid()), 2)
+    assert memory(flat, copies=True) == memory(flat, copies=False)
+
+
 def test_memory_follows_the_frees() -> None:
     graph = even()
     program = lower(graph, strategy_plan("data", graph, Grid((2,)), 8), 8)
