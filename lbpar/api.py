@@ -282,7 +282,7 @@ def restore(
     Parameters
     ----------
     run : str or Path
-        The run directory. On as many ranks as it was trained on, its plan is used; otherwise the planner chooses another.
+        The run directory. On as many ranks as it was trained on, its plan is used; otherwise that of its strategy, or the planner's where it names none.
     checkpoint : {"last", "best"} or int
         The newest, the best by the watched metric, or that of a step.
     overrides : sequence of str

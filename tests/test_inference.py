@@ -17,6 +17,7 @@ from lbpar.data.writer import Split, write
 from lbpar.errors import CheckpointError, ConfigError, DataError
 from lbpar.inference import evaluate, export, predict
 from lbpar.layout.grid import Grid
+from lbpar.train.directory import run_config
 from lbpar.transport.base import Transport
 from lbpar.transport.virtual import VirtualWorld
 
@@ -63,6 +64,20 @@ def test_evaluate(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert best["step"] < 48
     assert evaluate(["--run", str(run), "--checkpoint", "best", "--set", "train.evaluate.batch=5"]) == 0
     assert capsys.readouterr().out.startswith(f"step {best['step']}  test_loss")
+
+
+@pytest.mark.parametrize(
+    ("asked", "procs", "expected"),
+    [("spatial", 1, "plan.yaml"), ("spatial", 4, "spatial"), ("auto", 4, "auto"), ("two.yaml", 4, "auto")],
+)
+def test_other_numbers_of_ranks_keep_a_named_strategy(
+    trained: Any, tmp_path: Path, asked: str, procs: int, expected: str
+) -> None:
+    """No machine is measured, then, to evaluate on them."""
+    for name in ("run.yaml", "plan.yaml"):
+        text = (trained[0] / name).read_text()
+        (tmp_path / name).write_text(text.replace("strategy: data", f"strategy: {asked}"))
+    assert Path(run_config(tmp_path, procs).parallel.strategy).name == expected
 
 
 @pytest.mark.parametrize("form", ["h5", "npy"])

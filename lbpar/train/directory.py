@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lbpar.checkpoint.files import latest
+from lbpar.config.parallel import STRATEGIES
 from lbpar.config.plan_file import load_plan_file
 from lbpar.config.run import OutputConfig
 from lbpar.config.run_file import RunConfig, make_run
@@ -49,7 +50,7 @@ def check_directory(out: Path, resume: Resume) -> bool:
 def run_config(out: Path, procs: int, overrides: Sequence[str] = (), allow_code: bool = False) -> RunConfig:
     """The run file that a run directory holds, to use its network on ``procs`` processes.
 
-    Where these are as many as trained it, the plan is theirs; otherwise it is to be chosen anew.
+    Where these are as many as trained it, the plan is theirs; otherwise that of its strategy, if it names one, or the planner's.
 
     Raises
     ------
@@ -60,7 +61,8 @@ def run_config(out: Path, procs: int, overrides: Sequence[str] = (), allow_code:
     if isinstance(fields, dict) and isinstance(parallel := fields.get("parallel"), dict):
         theirs = plan.is_file() and load_plan_file(plan).procs == procs
         kept = {name: parallel.get(name) for name in ("memory", "norm")}
-        fields["parallel"] = kept | {"strategy": str(plan) if theirs else "auto"}
+        named = parallel.get("strategy") if parallel.get("strategy") in STRATEGIES else "auto"
+        fields["parallel"] = kept | {"strategy": str(plan) if theirs else named}
         fields["run"] = {**(fields.get("run") or {}), "out": str(out)}
     return make_run(fields, overrides, str(out / "run.yaml"), out, allow_code)
 
