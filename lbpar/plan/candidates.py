@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -136,22 +137,28 @@ def _candidates(
     for loop in even:
         good &= most[at[loop]] % ways[:, at[loop]] == 0
     out: dict[tuple[tuple[str, Axes], ...], OpGrid] = {}
+    axes_by_size = tuple(map(tuple, by_size.values()))
     for numbers in dealt[good].tolist():
-        for made in _assign(slow, fast, list(by_size.values()), numbers, weightless):
-            out[tuple(sorted(made.items()))] = made
+        out |= _assigned(slow, fast, axes_by_size, tuple(map(tuple, numbers)), weightless)
     return tuple(out.values())
+
+
+@lru_cache(maxsize=1 << 16)
+def _assigned(*args: Any) -> dict[tuple[tuple[str, Axes], ...], OpGrid]:
+    """`_assign`, each by what it says; layers of other extents ask for most of them again."""
+    return {tuple(sorted(made.items())): made for made in _assign(*args)}
 
 
 def _assign(
     slow: Sequence[str],
     fast: Sequence[str],
-    by_size: list[list[int]],
+    by_size: Sequence[Sequence[int]],
     dealt: Sequence[Sequence[int]],
     weightless: bool,
 ) -> Iterator[OpGrid]:
     """Axes for the dealt numbers: one grid, or one per order of the fast loops."""
     base: dict[str, list[int]] = {n: [] for n in (*slow, *fast)}
-    ends: list[list[int]] = []
+    ends: list[Sequence[int]] = []
     for axes, numbers in zip(by_size, dealt, strict=True):
         at = 0
         for loop, k in zip(slow, numbers, strict=False):
