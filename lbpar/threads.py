@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE", "PMI_SIZE")
 
-_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "JSM_NAMESPACE_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID",
+)  # fmt: skip
+_found = 0
 
 
 def cores() -> int:
@@ -25,8 +30,14 @@ def local_ranks() -> int:
 
 
 def local_rank() -> int:
-    """This rank's number among those of its node, as far as the launcher says."""
-    return next((int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdigit()), 0)
+    """This rank's number among those of its node: as the launcher says, or else as `ranks_found` counted."""
+    return next((int(os.environ[name]) for name in _LOCAL_RANKS if os.environ.get(name, "").isdigit()), _found)
+
+
+def ranks_found(hosts: Sequence[str], rank: int) -> None:
+    """Take a rank's number on its node from the nodes of all ranks, for launchers that do not say it."""
+    global _found
+    _found = hosts[:rank].count(hosts[rank])
 
 
 def node_cores() -> int:

@@ -50,6 +50,21 @@ def test_ranks_of_a_node(name, text, monkeypatch):
     assert threads.local_ranks() == 4
 
 
+def test_number_of_a_rank_on_its_node(monkeypatch):
+    """Where the launcher does not say it, by the names of nodes."""
+    for name in threads._LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "_found", 0)
+    assert threads.local_rank() == 0
+    found = []
+    for rank in range(5):
+        threads.ranks_found(["a", "b", "a", "b", "a"], rank)
+        found.append(threads.local_rank())
+    assert found == [0, 0, 1, 1, 2]
+    monkeypatch.setenv("FLUX_TASK_LOCAL_ID", "3")
+    assert threads.local_rank() == 3
+
+
 def test_libraries_are_limited_before_numpy_comes(monkeypatch):
     code = "import lbpar.threads as t, sys, os; t.limit_libraries(); print('numpy' in sys.modules, os.environ['MKL_NUM_THREADS'])"
     env = {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": "1000", "OPENBLAS_NUM_THREADS": "7"}

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from lbpar.config.engine import EngineConfig
 from lbpar.errors import CommError, ConfigError, LbparError
 from lbpar.transport.base import Transport
+from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.cuda_mpi import CudaMpiTransport
+from lbpar.transport.launch import CHECKED
 from lbpar.transport.nccl import NcclTransport, load_nccl
 from lbpar.transport.probe import Found, cuda_aware
 
@@ -26,13 +28,21 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
     CommError
         NCCL is asked for and cannot be used; on all ranks alike.
     ConfigError
-        Steps of several ranks are to be recorded.
+        Steps of several ranks are to be recorded, or moves of devices compared.
     """
     if config.graphs and transport.size > 1:
         raise ConfigError(
             f"engine.graphs: true on {transport.size} processes: steps are recorded on one process only; start one, or leave it out."
         )
     if config.name != "cupy" or transport.size == 1 or transport.direct:
+        return transport
+    if isinstance(transport, CheckedTransport):  # which compares what it carries itself
+        if config.transport in ("nccl", "mpi"):
+            raise ConfigError(
+                f"engine.transport: {config.transport} with {CHECKED}=1: only what goes by way of the host can be compared; leave out one of them."
+            )
+        if transport.rank == 0:
+            log.info("transport: host (%s=1 compares what goes that way)", CHECKED)
         return transport
     facts, found = transport.allgather_obj(_facts()), None
 

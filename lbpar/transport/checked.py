@@ -10,6 +10,7 @@ import pickle
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, NoReturn
 
@@ -70,6 +71,9 @@ class CheckedTransport(Transport):
     def barrier(self) -> None:
         self._compare(Call("barrier", "", self._proper(self.grid.axes)))
         self.inner.barrier()
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return self.inner.waiting(what)
 
     def abort(self, message: str) -> NoReturn:
         self.inner.abort(message)

@@ -29,6 +29,7 @@ from lbpar.errors import CommError, LbparError
 from lbpar.launcher import ALONE, RANKS_ONLY, launched_ranks, truth
 from lbpar.layout.grid import Grid
 from lbpar.streams import standard_streams
+from lbpar.threads import ranks_found
 from lbpar.transport.base import Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.mpi import MpiTransport, load_mpi
@@ -139,6 +140,7 @@ def self_test(transport: Transport, seconds: float = 60.0, checked: bool = False
         if not (got[left] == left).all():
             raise CommError(f"self-test: rank {rank} on {host}: the message of rank {left} arrived damaged.")
     facts = transport.allgather_obj((f"lbpar {__version__}, byte order {sys.byteorder}, {CHECKED}={checked:d}", host))
+    ranks_found([h for _, h in facts], rank)
     odd = [f"rank {r} on {h} has {f}" for r, (f, h) in enumerate(facts) if f != facts[0][0]]
     if odd:
         raise CommError(f"self-test: rank 0 on {facts[0][1]} has {facts[0][0]}, but {'; '.join(odd[:4])}.")

@@ -11,7 +11,7 @@ group of calls. Counts above ``limit`` go in several calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -62,7 +62,8 @@ class NcclTransport(Transport):
         self._nccl = load_nccl()
         with self._errors("connecting all ranks"):
             unique = self.control.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
-            self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+            with self._waiting("all ranks to connect"):
+                self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
 
     def attach(self, device: Device) -> None:
         assert not device.host
@@ -97,10 +98,11 @@ class NcclTransport(Transport):
 
     def disconnect(self) -> None:
         if self._world is not None:
-            if not self.device.host:
-                self._stream.synchronize()
-            for comm in (*self._comms.values(), self._world):
-                comm.destroy()
+            with self._waiting("to disconnect"):
+                if not self.device.host:
+                    self._stream.synchronize()
+                for comm in (*self._comms.values(), self._world):
+                    comm.destroy()
             self._comms, self._world = {}, None
 
     def prepare(self, axes_sets: Iterable[Axes]) -> None:
@@ -109,7 +111,8 @@ class NcclTransport(Transport):
 
     def _comm(self, axes: Axes) -> Any:
         if axes not in self._comms:
-            with self._errors(f"making the group over axes {axes}"):
+            what = f"making the group over axes {axes}"
+            with self._errors(what), self._waiting(what):
                 self._comms[axes] = self._world.commSplit(self.group(axes)[0], self.rank)
         return self._comms[axes]
 
@@ -123,7 +126,7 @@ class NcclTransport(Transport):
         self.counter.add(call.kind, call.tag, messages, elements * call.dtype.itemsize)
         comm = self._comm(call.axes)
         self._stream.wait_event(after)
-        with self._errors(call.title):
+        with self._errors(call.title), self._waiting(call.title):
             launch = getattr(self, f"_{call.kind}")
             result = launch(_Calls(self, comm, kind, call), group.index(self.rank), buf, out)
             event = self._cuda.Event(disable_timing=True)
@@ -184,6 +187,10 @@ class NcclTransport(Transport):
                 for peer, array in sorted(arrays.items()):
                     for part in calls.parts(array) if peer != place else ():
                         calls(method, part, part.size, root=peer)
+
+    def _waiting(self, what: str) -> AbstractContextManager[None]:
+        """In this block the host calls NCCL, which connects ranks when they first need it, and waits for all of them to come."""
+        return self.control.waiting(f"NCCL, {what}")
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 ``MPIX_Query_cuda_support`` tells what a library was built with, not that the path between two processes works; and a library that is not
 CUDA-aware ends the process that hands it device memory. So two processes, started by the mpirun beside this Python and with none of the
-job's environment, or where that fails one that sends to itself, move a few arrays of a device. They have `SECONDS`.
+job's environment, or where that fails one that sends to itself, move a few arrays of a device. They have `SECONDS`. Sums beside the host
+come last: if these alone crash or hang, the library is taken, with sums that hold up the host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -90,14 +92,20 @@ def _try(starter: Sequence[str]) -> tuple[str, str]:
         done = subprocess.run(
             [*starter, *CHILD], env=_clean(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False
         )
-    except subprocess.TimeoutExpired:
-        return "", f"{how} did not end within {SECONDS:g} s"
+    except subprocess.TimeoutExpired as error:
+        wrote, ended = (
+            (error.stdout or b"").decode(errors="replace"),
+            f"did not end within {SECONDS:g} s",
+        )  # bytes in any case
     except OSError as error:
         return "", f"{how} could not be started: {error}"
-    if done.returncode == 0 and "moved" in done.stdout:
-        return done.stdout, f"{how} moved arrays of a device"
-    status = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-    return "", f"{how} ended with {status}"
+    else:
+        status = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        wrote, ended = done.stdout, f"ended with {status}" if done.returncode else ""
+    if "moved" not in wrote or ("nonblocking" in wrote and ended):
+        return "", f"{how} {ended or 'said nothing'}"
+    but = "" if "nonblocking" in wrote else f", but {ended or 'ended'} in sums beside the host"
+    return wrote, f"{how} moved arrays of a device{but}"
 
 
 def _clean(env: Mapping[str, str]) -> dict[str, str]:
@@ -111,6 +119,7 @@ def main() -> int:
     """The try: messages and sums of device arrays between the processes of a small job, or of one with itself."""
     import cupy
 
+    signal.alarm(int(SECONDS) + 5)  # who started it may be gone, and a library that hangs hears of nothing else
     mpi = load_mpi()
     cupy.cuda.Device(local_rank() % cupy.cuda.runtime.getDeviceCount()).use()
     comm, stream = mpi.COMM_WORLD, cupy.cuda.Stream(non_blocking=True)

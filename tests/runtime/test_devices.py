@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from lbpar.config.engine import EngineConfig
-from lbpar.errors import CommError
+from lbpar.errors import CommError, ConfigError
 from lbpar.layout.grid import Grid
 from lbpar.runtime import devices
 from lbpar.runtime.devices import choice, over_devices
 from lbpar.transport import probe
+from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.nccl import NcclTransport
 from lbpar.transport.probe import Found
 from lbpar.transport.virtual import VirtualWorld
@@ -105,28 +106,44 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("child", "aware", "why"),
+    ("child", "aware", "nonblocking", "why"),
     [
         (
             python("print('moved'); print('nonblocking')"),
             True,
+            True,
             "a process and itself of a try moved arrays of a device",
         ),
-        (python("print('moved', flush=True); import time; time.sleep(60)"), False, "did not end within 1 s"),
-        (python("import os; os.abort()"), False, "a process and itself of a try ended with signal 6"),
-        (python("raise SystemExit(3)"), False, "ended with status 3"),
-        (("no such file",), False, "could not be started"),
+        (python("import time; time.sleep(60); print('moved')"), False, False, "did not end within 3 s"),
+        (python("import os; os.abort()"), False, False, "a process and itself of a try ended with signal 6"),
+        (python("raise SystemExit(3)"), False, False, "ended with status 3"),
+        (python(""), False, False, "said nothing"),
+        (python("print('moved'); print('nonblocking'); raise SystemExit(3)"), False, False, "ended with status 3"),
+        (("no such file",), False, False, "could not be started"),
+        # only sums that run beside the host cannot be used
+        (
+            python("print('moved', flush=True); import time; time.sleep(60)"),
+            True,
+            False,
+            "moved arrays of a device, but did not end within 3 s in sums beside the host",
+        ),
+        (
+            python("print('moved', flush=True); import os; os.abort()"),
+            True,
+            False,
+            "but ended with signal 6 in sums beside the host",
+        ),
     ],
 )
 def test_a_try_may_crash_or_hang(
-    monkeypatch: pytest.MonkeyPatch, child: tuple[str, ...], aware: bool, why: str
+    monkeypatch: pytest.MonkeyPatch, child: tuple[str, ...], aware: bool, nonblocking: bool, why: str
 ) -> None:
     monkeypatch.setattr(probe, "CHILD", child)
-    monkeypatch.setattr(probe, "SECONDS", 1.0 if "sleep" in str(child) else 20.0)
+    monkeypatch.setattr(probe, "SECONDS", 3.0 if "sleep" in str(child) else 20.0)
     monkeypatch.setattr(probe, "_mpirun", list)
     monkeypatch.setattr(probe, "_library_says", lambda: True)
     found = probe.cuda_aware()
-    assert (found.aware, found.nonblocking) == (aware, aware) and why in found.why
+    assert (found.aware, found.nonblocking) == (aware, nonblocking) and why in found.why
     monkeypatch.setattr(probe, "_library_says", lambda: False)
     assert probe.cuda_aware() == Found(False, False, "the MPI library says that it was built without CUDA")
 
@@ -173,6 +190,14 @@ def test_other_engines_keep_their_transport() -> None:
     assert over_devices(world.transport(0), EngineConfig(name="numpy")) is world.transport(0)
 
 
+def test_the_checked_mode_goes_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch, devices=2)
+    checked = CheckedTransport(VirtualWorld(Grid((2,))).transport(0))
+    assert over_devices(checked, EngineConfig(name="cupy")) is checked
+    with pytest.raises(ConfigError, match=r"engine\.transport: nccl with LBPAR_CHECKED=1"):
+        over_devices(checked, EngineConfig(name="cupy", transport="nccl"))
+
+
 def test_the_watch_knows_who_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch)
     from lbpar.engine.registry import get_engine
@@ -188,4 +213,4 @@ def test_the_watch_knows_who_waits_for_the_device(monkeypatch: pytest.MonkeyPatc
     NcclTransport(transport).attach(engine)
     engine.to_host(engine.zeros((3,)))
     engine.synchronize()
-    assert seen == ["the GPU"] * 2
+    assert seen == ["NCCL, all ranks to connect", "the GPU", "the GPU"]

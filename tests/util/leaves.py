@@ -1,4 +1,4 @@
-"""A job of ranks with devices in which rank 1 does not come to a sum: it ``raises``, ``dies``, or ``stops`` for ever."""
+"""A job of ranks with devices in which rank 1 does not come to a sum: it ``raises``, ``dies``, or ``stops`` for ever, also ``before`` groups are made."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     transport = over_devices(connect(), EngineConfig(name="cupy", transport="nccl"))
     engine = get_engine("cupy")
     transport.attach(engine)
+    if transport.rank == 1 and sys.argv[1] == "before":
+        time.sleep(600)
     transport.prepare([transport.grid.axes])
     if transport.rank == 1:
         match sys.argv[1]:

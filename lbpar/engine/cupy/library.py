@@ -29,21 +29,25 @@ def load() -> Any:
     """
     try:
         import cupy
-    except ImportError as error:
+
+        version = int(cupy.__version__.split(".")[0])
+    except (
+        Exception
+    ) as error:  # what is left of an old one, or does not go with NumPy's version, fails in ways of its own
         raise EngineError(
             f"engine.name: cupy needs CuPy, which cannot be loaded ({error}): {_INSTALL}, {_ELSE}."
         ) from error
-    if int(cupy.__version__.split(".")[0]) < OLDEST:
+    if version < OLDEST:
         raise EngineError(
             f"engine.name: cupy: CuPy {cupy.__version__} is installed, expected {OLDEST} or newer: {_INSTALL}."
         )
     try:
         found = cupy.cuda.runtime.getDeviceCount()
+        if not found:
+            raise EngineError(_silent("no device"))
+        cupy.cuda.Device(local_rank() % found).use()  # fails where another process has it for itself
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise EngineError(_silent(str(error))) from error
-    if not found:
-        raise EngineError(_silent("no device"))
-    cupy.cuda.Device(local_rank() % found).use()
     return cupy
 
 
@@ -61,7 +65,7 @@ def load_cudnn(wanted: bool | str) -> Any:
         import cudnn
 
         cudnn.backend_version()
-    except (ImportError, RuntimeError, AttributeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
         without_cudnn(wanted, error)
         return None
     return cudnn

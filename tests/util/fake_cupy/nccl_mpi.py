@@ -39,7 +39,7 @@ def install(patch: Any) -> None:
     @contextmanager
     def blocking(self: MpiTransport, what: str, seconds: float | None = None) -> Iterator[None]:
         with original(self, what, seconds):
-            if what != "the GPU":
+            if not what.startswith(("the GPU", "NCCL")):
                 flush()
             yield
 
