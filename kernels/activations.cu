@@ -10,6 +10,7 @@
 //
 // activation_forward: y = of(x); activation_backward: dx = slope(kept) dy, with kept x or y. NaN stays NaN. Arrays are C-contiguous of n
 // elements, results may lie where an input does. Launch: blocks of 256 threads along x, any number: threads stride over the array.
+// Limits: none but memory; n and offsets have 64 bits.
 //
 // Called by the pointwise methods of lbpar/engine/cupy.
 #include "common.cuh"

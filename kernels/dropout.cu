@@ -6,6 +6,7 @@
 // x and y are C-contiguous with the extents of `Places`, up to five, missing ones 1 and in front; y may be x. A thread takes four
 // neighbours, which share a counter where the first one's index is a multiple of 4. Launch: 256 threads, any number of blocks; `Index` is i32
 // where there are fewer than 2^31 elements.
+// Limits: five dimensions, elements of the global tensor below 2^64, rate below 1.
 //
 // Called by `Engine.dropout` of lbpar/engine/cupy, forward and backward.
 #include "common.cuh"

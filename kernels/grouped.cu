@@ -8,6 +8,8 @@
 // channels of one of each per group, or one channel if VEC is 1. Weights: lanes have filters, warps of a block have every WARPS-th
 // position and are added up in order; blocks along z have parts of the positions, which sum_splits (gemm.cu) adds up in order.
 // Limits: 65 535 phases, chunks of taps and splits. VEC > 1 only where C = N = 1, and VEC divides the groups.
+// Grid: forward and data, blocks of 256 threads along x, phases along z; weights, (32 pairs of a filter and a channel, 8 taps, splits) of (32, 8)
+// threads.
 // Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py.
 // Limited by memory where C = F = 1: about taps/2 operations for a byte, with source lines read again from L1 and L2.
 

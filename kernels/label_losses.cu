@@ -16,6 +16,7 @@
 // `sum_partials` (losses.cu) ends; region_partials: grid x tiles of 64 channels, grid y chunks of `each` positions, grid z samples;
 // region_sums: grid x over 32 classes each, grid z samples; entropy_loss and region_loss: one block; others any grid. WIDTH lanes (1, 8, 32)
 // share a row.
+// Limits: 65 535 chunks; samples and classes in any number, offsets have 64 bits.
 //
 // Called by the loss methods of lbpar/engine/cupy.
 #include "channels.cuh"

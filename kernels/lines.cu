@@ -5,6 +5,7 @@
 // x is C-contiguous (outer, n, inner), y (outer, m, inner) of its type, index i64 and weight double (taps, m); weights of 0 fill up, and
 // what they point to is not read. Sums are in Acc<T>. Index is the type in which positions are divided. Launch: 256 threads, any number of blocks:
 // threads stride over y, 16 bytes at a time where `inner` and addresses allow.
+// Limits: `Index` is i32 where y has fewer than 2^31 elements; offsets have 64 bits.
 //
 // Called by the lines method of lbpar/engine/cupy.
 #include "common.cuh"

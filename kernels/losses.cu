@@ -10,6 +10,7 @@
 // x is C-contiguous (rows, C), m (rows) of its type, target (rows) of an integer type I; sums double (3, rows), as are all sums and
 // losses. Terms are computed in Acc<T>, and added in double over positions. Launch: 256 threads; *_partials and count_hits: the blocks along
 // grid x are the partial sums; sum_partials: one block, grid y over k; others any grid. WIDTH lanes (1, 8, 32) share a row.
+// Limits: 8 tops a launch, 2^31 - 1 local classes (ranks are counted in int); positions in any number, offsets have 64 bits.
 //
 // Called by the loss methods of lbpar/engine/cupy.
 #include "rows.cuh"

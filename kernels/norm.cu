@@ -16,6 +16,7 @@
 // channels (64 threads, of 16 bytes each, per tile); grid y, chunks of `each` rows in the kernels that make partial sums (one chunk at
 // least), any number elsewhere; grid z groups. The kernels that end sums (norm_sums, norm_backward_sums, column_sums): grid x over 32
 // channels each. Those on a single number per channel: any grid.
+// Limits: 65 535 chunks of rows; groups are dealt out along z, rows and channels come in any number, offsets have 64 bits.
 //
 // Called by the norm, bias and spatial sum methods of lbpar/engine/cupy.
 #include "channels.cuh"

@@ -12,6 +12,7 @@
 //
 // Launch: blocks of 256 threads, one block per tile of 1024 units; `first_tile` counts the tiles before each piece. `Index` is
 // i32 where every piece has less than 2^31 units; offsets are 64-bit in any case.
+// Limits: five dimensions, 24 pieces a launch; further ones go in another.
 //
 // Called by `Device.pack`, `unpack`, `copy` and `Engine.concat` of lbpar/engine/cupy.
 #include "common.cuh"

@@ -11,6 +11,7 @@
 //
 // Arrays are C-contiguous of n elements, results may lie where an input does (not for the norm and the shuffle). Launch: blocks of 256
 // threads along x, any number: threads stride over the array. `Index` is i32 where n stays below 2^31.
+// Limits: 8 arrays of a sum or product, of which further ones take another launch; offsets have 64 bits.
 //
 // Called by the pointwise methods of lbpar/engine/cupy.
 #include "common.cuh"

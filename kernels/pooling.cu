@@ -12,6 +12,7 @@
 // and factor 1 and stand first. `pad` is any number: negative ones crop. A is the type of arg and holds the number of taps (signed char
 // or int). Factors (1 / divisor, 0 for a divisor of 0) are of type Acc<T>, those of the three dimensions one behind the other.
 // Launch: 256 threads, any number of blocks. `Index` is i32 where all arrays have fewer than 2^31 elements.
+// Limits: three spatial dimensions; 127 taps where A is signed char, else 2^31 - 1.
 //
 // Called by the pooling and upsampling methods of lbpar/engine/cupy; cuDNN's frontend has no pooling.
 #include "common.cuh"

@@ -7,6 +7,7 @@
 // x, dy and results are C-contiguous (rows, C), slope is of a type P of parameters, (C) or, if `one`, a single number; partial is double
 // (chunks, C). Launch: 256 threads; grid x deals out tiles of channels (64 threads, of 16 bytes each, per tile); grid y, chunks of `each`
 // rows in prelu_slope_partials (one at least), any number elsewhere.
+// Limits: 65 535 chunks of rows; offsets have 64 bits.
 //
 // Called by the PReLU methods of lbpar/engine/cupy.
 #include "channels.cuh"

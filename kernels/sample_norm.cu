@@ -13,6 +13,7 @@
 // Launch: 256 threads. Sums: WIDTH threads (32 or 256) share a row and group; any number of blocks. Apply and backward_data: any number,
 // threads stride over elements; `Index` is i32 where there are fewer than 2^31. scale_partials: as column_partials in norm.cu.
 // Terms are computed in double: these kernels wait for memory.
+// Limits: 65 535 chunks of positions; rows, groups and widths in any number.
 //
 // Called by the norm methods of lbpar/engine/cupy.
 #include "channels.cuh"

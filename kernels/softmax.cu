@@ -8,6 +8,7 @@
 //
 // x, y, dy are C-contiguous (rows, C), m (rows) of the same type, sums and inner double (rows). Launch: 256 threads, any number of
 // blocks; WIDTH lanes (1, 8, 32) share a row.
+// Limits: rows and channels in any number, offsets have 64 bits; a row of many channels has 32 lanes at most.
 //
 // Called by the softmax methods of lbpar/engine/cupy; the losses are in losses.cu.
 #include "rows.cuh"

@@ -13,6 +13,7 @@
 //
 // A table on the device lists the arrays, one-dimensional and contiguous; `first_chunk` counts chunks of 8192 elements, one more row
 // at the end holds their total. Launch: 256 threads, one block per chunk; sum_blocks: one block per array.
+// Limits: 2^31 - 1 chunks, that is 2^44 elements of all arrays; a table has to be copied to the device for each step.
 //
 // Called by the update rules of lbpar/engine/cupy.
 #include "common.cuh"

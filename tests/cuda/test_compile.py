@@ -47,6 +47,16 @@ def test_compiles_and_does_not_spill(report: Beside, file: str, architecture: st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("file", [f for f, groups in GROUPS.items() if any("i32" in n for g in groups for n in g)])
+def test_what_arrays_beyond_32_bits_take_compiles_and_does_not_spill(file: str) -> None:
+    """Compiled one by one when first launched; on one architecture here."""
+    wide = [tuple(n.replace("i32", "i64") for n in group if "i32" in n) for group in GROUPS[file]]
+    rows = [r for names in filter(None, wide) for r in compile_kernels(file, names, "sm_90")]
+    assert rows and not [r for r in rows if r.spilled or r.stack]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_only_products_are_not_compiled_together(architecture: str) -> None:
     assert set(resources.usual(architecture)) == set(resources.TILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from inspect import getclosurevars
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from lbpar.config.engine import EngineConfig
-from lbpar.engine.cupy import library, through_host
+from lbpar.engine.cupy import kernels, library, through_host
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.cupy.engine import CupyEngine
 from lbpar.engine.cupy.kernels import source
@@ -58,6 +59,21 @@ def test_without_driver_or_device(machine: Machine, monkeypatch: pytest.MonkeyPa
         get_engine("cupy")
 
 
+def test_what_is_left_of_another_cupy_is_no_cupy(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fake_cupy, "__version__")  # as of an empty folder of that name
+    with pytest.raises(EngineError, match=r"needs CuPy, which cannot be loaded \(.*__version__"):
+        library.load()
+
+
+def test_a_device_that_another_process_has_for_itself(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(self: fake_cupy.cuda.Device) -> None:
+        raise fake_cupy.cuda.runtime.CUDARuntimeError("cudaErrorDevicesUnavailable: devices are busy or unavailable")
+
+    monkeypatch.setattr(fake_cupy.cuda.Device, "use", busy)
+    with pytest.raises(EngineError, match=r"no GPU can be used here \(cudaErrorDevicesUnavailable"):
+        get_engine("cupy")
+
+
 def test_an_old_cupy_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_cupy, "__version__", "13.6.0")
     with pytest.raises(EngineError, match=r"CuPy 13\.6\.0 is installed, expected 14 or newer"):
@@ -80,6 +96,15 @@ def test_kernels_that_do_not_compile_are_named_with_the_compilers_words(
 def test_what_other_engines_lack_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.tf32: true needs tensor cores, but engine\.name is numpy"):
         build_engine(EngineConfig(name="numpy", tf32=True))
+
+
+def test_each_file_says_how_it_is_launched_what_limits_it_and_who_calls_it() -> None:
+    files = sorted(kernels.folder().glob("*.cu"))
+    assert {f.name for f in files} >= set(GROUPS)
+    for file in files:
+        head = file.read_text(encoding="utf-8").partition("#include")[0]
+        wanted = (r"^// (Launch|Grid)\b|Launch:", r"^// Limits: ", r"^// Called by")
+        assert not [w for w in wanted if not re.search(w, head, re.MULTILINE)], file.name
 
 
 def test_sources_hold_their_headers_once() -> None:
