@@ -200,6 +200,12 @@ def write(args: argparse.Namespace) -> None:
         )
     if args.gpus_per_node is not None and args.launcher != "srun":
         raise ConfigError("--launcher: mpirun has no template for GPUs; leave it out, or --gpus-per-node.")
+    gpu = config.engine.name == "cupy"
+    if args.gpus_per_node is not None and not gpu:
+        raise ConfigError(
+            f"--gpus-per-node: got {args.gpus_per_node}, but the run file's engine.name is {config.engine.name}, which takes no GPU; add --set "
+            "engine.name=cupy, or leave the option out."
+        )
     limit, procs = seconds_of(args.time), args.nodes * args.ntasks_per_node
     if config.parallel.procs not in (None, procs):
         raise ConfigError(f"parallel.procs: the run file asks for {config.parallel.procs}, but this job has {procs}.")
@@ -217,6 +223,14 @@ def write(args: argparse.Namespace) -> None:
         lines.append("machine: auto is measured when the job starts; name one with --machine to see what it expects")
     else:
         lines, update = expected(config, procs, args.nodes, limit)
+    if (
+        gpu
+        and args.gpus_per_node is None
+        and not any("gpu" in f"{n}={v}" for n, v in options.items() if n != "job-name")
+    ):
+        lines.append(
+            "engine.name: cupy needs GPUs, for which this script does not ask: --gpus-per-node does, one for each rank"
+        )
     options.setdefault("signal", f"B:USR1@{notice(config, limit, update)}")
     passed = [w for change in args.set for w in ("--set", change)] + ["--allow-code"] * args.allow_code
     base = template(TEMPLATES[args.launcher] if args.gpus_per_node is None else GPUS)

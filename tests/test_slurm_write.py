@@ -138,11 +138,16 @@ def test_fills_the_template_of_gpus_with_no_more_than_it_must_know(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["write", "--config", "net.yaml", "--nodes", "8", "--ntasks-per-node", "4", "--time", "2:00:00"]
-    assert main([*line, "--gpus-per-node", "4"]) == 0
+    gpu = ["--set", "engine.name=cupy"]
+    assert main([*line, *gpu, "--gpus-per-node", "4"]) == 0
     told, text = capsys.readouterr().out, (folder / "net.sbatch").read_text()
     assert "net.sbatch: 32 ranks on 8 nodes" in told and "16 cores a rank, as the template has it" in told
     assert "#SBATCH --gpus-per-node=4\n" in text and "#SBATCH --cpus-per-task=16" in text and "NCCL" in text
-    assert main(line) == 0
+    assert "cupy needs GPUs" not in told
+    assert main([*line, *gpu, "--sbatch", "gres=gpu:4"]) == 0
+    assert "cupy needs GPUs" not in capsys.readouterr().out
+    assert main([*line, *gpu]) == 0
+    assert "cupy needs GPUs, for which this script does not ask" in capsys.readouterr().out
     assert "gpus-per-node" not in (folder / "net.sbatch").read_text()
 
 
@@ -159,6 +164,7 @@ def test_a_machine_to_be_measured_promises_nothing(folder: Path, capsys: pytest.
         (["--time", "soon"], "--time: got soon"),
         (["--gpus-per-node", "2"], "--gpus-per-node: got 2 with 4 ranks a node"),
         (["--gpus-per-node", "4", "--launcher", "mpirun"], "no template for GPUs"),
+        (["--gpus-per-node", "4"], "engine.name is auto, which takes no GPU"),
         (["--sbatch", "long"], "expected NAME=VALUE"),
         (["--set", "parallel.procs=3"], "asks for 3, but this job has 8"),
         (["--machine", "nowhere"], "nowhere"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbpar.config.arguments import add_run_file
+from lbpar.config.arguments import add_run_file, given_run
 from lbpar.config.paths import path_option
 from lbpar.errors import CalibrationError, ConfigError
 from lbpar.text import human_bytes
@@ -54,7 +54,13 @@ def parser() -> Parser:
     )
     p.add_argument("--quick", action="store_true", help="the few samples that `machine: auto` takes")
     p.add_argument("--force", action="store_true", help="write the file also where its numbers cannot be trusted")
-    add_run_file(p.add_argument_group("a network whose own kernels and whole steps are measured, too"), required=False)
+    add_run_file(
+        p.add_argument_group(
+            "a network whose own kernels and whole steps are measured, too; with --engine cupy as its `engine:` says (tf32, cudnn, autotune, "
+            "workspace)"
+        ),
+        required=False,
+    )
     return p
 
 
@@ -70,12 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lbpar.config.machine_file import save_machine_file
     from lbpar.config.output import check_output
     from lbpar.config.report import check
-    from lbpar.engine.registry import build_engine
+    from lbpar.engine.registry import OF_GPU, build_engine
 
     if args.repeats < 1:
         raise ConfigError(f"--repeats: got {args.repeats}, expected a whole number of at least 1.")
     threads = int(args.threads) if re.fullmatch("[0-9]{1,9}", args.threads) else args.threads
     given = {"name": args.engine, "dtype": args.dtype, "threads": threads, "transport": args.transport}
+    if args.config is not None and args.engine == "cupy":  # TF32, cuDNN, workspace: as its training will be
+        of_run = given_run(args).engine
+        given |= {name: getattr(of_run, name) for name in OF_GPU if name != "graphs"}
     engine = check(EngineConfig, given, "--engine, --dtype, --threads, --transport")
     kernels = build_engine(engine).name  # a missing engine is reported before anything is measured
     transport = connect()
@@ -124,7 +133,6 @@ def given_network(args: argparse.Namespace) -> tuple[Graph, int] | None:
     """The network of the run file that is given, if one is, and its batch."""
     if args.config is None:
         return None
-    from lbpar.config.arguments import given_run
     from lbpar.models.load import load_graph, with_losses
 
     config = given_run(args)

@@ -25,14 +25,14 @@ from lbpar.config.machine_file import ComputeConfig, LevelConfig, MachineFile
 from lbpar.config.run_file import AUTO
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.base import Engine
-from lbpar.engine.registry import get_engine
+from lbpar.engine.registry import build_engine
 from lbpar.errors import LbparError
 from lbpar.graph.graph import Graph
 from lbpar.program.steps import Program
 from lbpar.provenance import timestamp
 from lbpar.runtime.devices import over_devices
 from lbpar.runtime.room import node_memory
-from lbpar.threads import node_cores, share
+from lbpar.threads import node_cores
 from lbpar.transport.base import Transport
 from lbpar.transport.single import SingleTransport
 
@@ -160,9 +160,8 @@ def measure_machine(
     """
     own = [] if network is None else list(own_programs(*network, 1 if transport is None else transport.size))
     began, programs = perf_counter(), chain(programs, own)
-    threads = share() if engine.threads == AUTO else int(engine.threads)
     transport, parts = transport or SingleTransport(), parts or Parts()
-    made = _alike(engine, threads) if transport.size == 1 else get_engine(engine.name, engine.dtype, threads)
+    made = _alike(engine) if transport.size == 1 else build_engine(engine)
     hosts = transport.allgather_obj(platform.node())
     cores = max(1, min(transport.allgather_obj(node_cores())) // (made.threads or 1))
     ranks = max(map(hosts.count, hosts))  # on one node, at most
@@ -239,12 +238,12 @@ def _kernels(
     return Kernels(compute, loads, apart)
 
 
-def _alike(engine: EngineConfig, threads: int) -> Engine:
+def _alike(engine: EngineConfig) -> Engine:
     """The engine, or the same in float32 for a type that is only planned with."""
     try:
-        return get_engine(engine.name, engine.dtype if engine.dtype in TYPES else "float32", threads)
+        return build_engine(engine, engine.dtype if engine.dtype in TYPES else "float32")
     except LbparError:
-        return get_engine(engine.name, "float32", threads)
+        return build_engine(engine, "float32")
 
 
 @lru_cache(maxsize=4)

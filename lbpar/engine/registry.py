@@ -71,6 +71,11 @@ def get_engine(
 def build_engine(config: EngineConfig, dtype: str | None = None) -> Engine:
     """The engine of a run file."""
     threads = share() if config.threads == "auto" else int(config.threads)
+    if config.name != "cupy" and config.transport in ("nccl", "mpi"):
+        raise ConfigError(
+            f"engine.transport: {config.transport} moves arrays of GPUs, but engine.name is {config.name}; choose engine.name: cupy, or leave it "
+            "out."
+        )
     of_gpu = {name: getattr(config, name) for name in OF_GPU}
     return get_engine(config.name, dtype or config.dtype, threads, **of_gpu)
 
@@ -101,6 +106,15 @@ def _onednn(dtype: npt.DTypeLike, threads: int | None) -> Engine:
 
 
 def _cupy(dtype: npt.DTypeLike, threads: int | None, of_gpu: dict[str, Any]) -> Engine:
+    # What would change nothing is a mistake.
+    if of_gpu.get("tf32") and dtype != "float32":
+        raise ConfigError(
+            f"engine.tf32: true is how float32 is multiplied, but engine.dtype is {dtype}; leave out one of them."
+        )
+    if of_gpu.get("autotune") and of_gpu.get("cudnn") is False:
+        raise ConfigError(
+            "engine.autotune: true times plans of cuDNN, but engine.cudnn is false; leave out one of them."
+        )
     from lbpar.engine.cupy.engine import CupyEngine  # which loads CuPy, for a device
 
     if dtype in HALF_TYPES:

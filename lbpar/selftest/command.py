@@ -9,11 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from lbpar.config.output import check_output
 from lbpar.engine.registry import BFLOAT16, FLOAT16, NAMES, get_engine
-from lbpar.errors import LbparError
+from lbpar.errors import ConfigError, LbparError
 from lbpar.selftest.checks import network_row
 from lbpar.selftest.networks import PROCS, networks
 from lbpar.tables import print_table
@@ -41,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     gpu = p.add_argument_group("of a GPU")
     gpu.add_argument("--quick", action="store_true", help="leave out its speeds")
     gpu.add_argument(
-        "--budget", type=float, default=BUDGET, metavar="SECONDS",
-        help="what does not fit is left out, the least important first (default: %(default)g)",
+        "--budget", type=float, metavar="SECONDS",
+        help=f"what does not fit is left out, the least important first (default: {BUDGET:g})",
     )  # fmt: skip
     gpu.add_argument("--only", default="", metavar="PATTERN", help="parts whose names match a regular expression")
     gpu.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # sizes for tests of this
@@ -52,7 +54,27 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check an engine in every type that it has; 1 if something differs."""
     args = parser().parse_args(argv)
+    _check(args)
     return _gpu(args) if args.engine == "cupy" else _engine(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what would change nothing, or end in an error after minutes."""
+    for option, given in (("--quick", args.quick), ("--budget", args.budget is not None), ("--only", args.only)):
+        if given and args.engine != "cupy":
+            raise ConfigError(
+                f"{option}: is for GPUs, but --engine is {args.engine}; leave it out, or give --engine cupy."
+            )
+    if args.plans < 0:
+        raise ConfigError(f"--plans: got {args.plans}, expected 0 or more.")
+    if args.budget is not None and not 0 < args.budget < inf:
+        raise ConfigError(f"--budget: got {args.budget:g}, expected a number of seconds.")
+    try:
+        re.compile(args.only)
+    except re.error as error:
+        raise ConfigError(f"--only: got {args.only!r}, expected a regular expression: {error}.") from error
+    if args.json:
+        check_output(Path(args.json), "--json")
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -85,16 +107,20 @@ def _gpu(args: argparse.Namespace) -> int:
         said.append(row)
         _write(args, {"engine": "cupy", "finished": False, "parts": said})  # for who is cut off
 
-    wanted = [p for p in gpu.parts(args.plans, args.quick, args.tiny) if re.search(args.only, p.name)]
+    everything, budget = gpu.parts(args.plans, args.quick, args.tiny), args.budget or BUDGET
+    wanted = [p for p in everything if re.search(args.only, p.name)]
+    if not wanted:
+        names = dict.fromkeys(p.name.partition(",")[0] for p in everything)
+        raise ConfigError(f"--only: no part's name matches {args.only!r}; names begin with {', '.join(names)}.")
     started, workers = time.monotonic(), max(1, min(MOST_WORKERS, cores() // 2))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: parts end with it
     try:
-        rows = parts.run(wanted[:1], args.budget, 1, say)
+        rows = parts.run(wanted[:1], budget, 1, say)
         if rows and rows[0]["failed"] and rows[0]["part"] == "versions":
             wanted = []  # nothing can be found out without a device
         if rows and rows[0].get("exclusive"):
             workers = 1
-        rows += parts.run(wanted[1:], args.budget - (time.monotonic() - started), workers, say)
+        rows += parts.run(wanted[1:], budget - (time.monotonic() - started), workers, say)
     finally:
         signal.signal(signal.SIGTERM, before)
     for table in (row["table"] for row in rows if "table" in row):
@@ -106,7 +132,8 @@ def _gpu(args: argparse.Namespace) -> int:
         print(f"\n{row['part']}: {row['found']}\n{row.get('log', '')}", file=sys.stderr)
     out = [row["part"] for row in rows if row.get("left out")]
     left_out = f"; {len(out)} parts left out: {', '.join(out)}" if out else ""
-    return _end(args, {"engine": "cupy", "finished": True, "parts": rows, "beside": beside}, bool(bad), left_out)
+    failed = bool(bad) or len(out) == len(rows)  # who found out nothing has not passed
+    return _end(args, {"engine": "cupy", "finished": True, "parts": rows, "beside": beside}, failed, left_out)
 
 
 def _beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -99,5 +99,6 @@ def _weighed_voxels() -> Graph:
 
 def _vectors(loss: str) -> Graph:
     g = GraphBuilder(input=(9,), name=f"vectors with {loss}")
-    x = g.relu(g.norm(g.linear(g.input, 12)))
+    x = g.norm(g.linear(g.input, 12))
+    x = g.silu(g.gelu(g.elu(x))) if loss == "mse" else g.softplus(g.hardsigmoid(g.hardswish(x)))
     return g.build(g.linear(x, 3)).with_loss(LOSSES[loss]())

@@ -8,9 +8,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from lbpar.config.engine import EngineConfig
 from lbpar.config.run_file import RunConfig
 from lbpar.config.section import MOST
-from lbpar.engine.registry import build_engine
+from lbpar.engine.registry import OF_GPU, build_engine
 from lbpar.errors import ConfigError
 from lbpar.graph.graph import Graph
 from lbpar.graph.norm_stats import norms, with_norm_stats
@@ -249,7 +250,8 @@ def verify_plans(
         check_norms(graph, plan, batch)
     kinds = {name: p.kind for name, p in graph.params().items() if p.kind != "statistic"}
     t = config.train
-    tested = build_engine(config.engine.model_copy(update={"name": _engine_name(engine, dtype)}), dtype)
+    asked = _engine(config.engine, engine, dtype)
+    tested = build_engine(asked, dtype)
     rule = partial(make_optimizer, t.optimizer, kinds, t.no_decay)
     micros = {plan.micro_batches for _, plan in plans}
     if len(micros) > 1:
@@ -273,7 +275,7 @@ def verify_plans(
     result = Verification(plans[0][1].grid.size, not real, tested.name, dtype, half=half, merged=merged)
     for name, plan in plans:
         if real:
-            transport = over_devices(connect_to(plan.grid, transport), config.engine)
+            transport = over_devices(connect_to(plan.grid, transport), asked)
             result.plans[name] = verify_mpi(reference, plan, transport, tested)
         else:
             result.plans[name] = verify_virtual(reference, plan, tested)
@@ -283,6 +285,13 @@ def verify_plans(
             found |= {t: min(d, HALVES[dtype] / HALF_MARGIN) for t, d in large(reference, found).items()}
         result.rounding = transport.bcast(found)
     return result, transport
+
+
+def _engine(config: EngineConfig, engine: str | None, dtype: str) -> EngineConfig:
+    """The engine of the ranks. What a run file asks of GPUs, or of another type, is left out where it has no meaning."""
+    name = _engine_name(engine, dtype)
+    left = {*OF_GPU, "transport"} if name != "cupy" else {"tf32"} if dtype != "float32" else set[str]()
+    return EngineConfig(**{**config.model_dump(exclude=left), "name": name, "dtype": dtype})
 
 
 def _engine_name(engine: str | None, dtype: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lbpar.calibrate import kernel_speeds
+from lbpar.calibrate import command, kernel_speeds, machine
 from lbpar.calibrate.machine import measure_machine
 from lbpar.config.engine import EngineConfig
+from lbpar.engine import registry
+from lbpar.errors import EngineError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.ops.losses import CrossEntropy
 from tests.util import fake_cupy
@@ -28,6 +32,30 @@ def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(monkeypatch
     assert {"conv_forward", "linear_backward_data", "norm_relu_forward"} <= set(rates)
     assert all(0 < rate < 1e21 for rate in rates.values())
     assert [load.taken for load in found.trust.loads] == [0.0]
+
+
+def test_the_run_files_options_of_gpus_are_those_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_cupy.install(monkeypatch)
+    asked = EngineConfig(name="cupy", threads=1, tf32=True, cudnn=False, workspace=4096)
+    made: Any = machine._alike(asked)
+    assert made.tf32 and made.graphs is None and made._card.workspace == 4096
+    seen = list[EngineConfig]()
+
+    def build(config: EngineConfig) -> Any:
+        seen.append(config)
+        raise EngineError("enough")
+
+    monkeypatch.setattr(registry, "build_engine", build)
+    model = {"input": [4], "layers": [{"op": "linear", "features": 2}]}
+    options = {"tf32": True, "cudnn": False, "workspace": 4096}
+    run = {"model": model, "data": {"train": "synthetic"}, "train": {"batch": 4}, "engine": {"name": "cupy", **options}}
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(run))
+    with pytest.raises(EngineError, match="enough"):
+        command.main(["--out", str(tmp_path / "m.yaml"), "--engine", "cupy", "--threads", "1", "--config", str(file)])
+    assert seen == [asked]
 
 
 def test_no_cache_of_a_device_holds_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,6 +257,17 @@ def test_other_engines_refuse_what_is_of_gpus(option: str) -> None:
         build_engine(EngineConfig(name="numpy", **{option: True}))
 
 
+def test_options_that_would_change_nothing_are_refused(machine: Machine) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tf32: true .* engine\.dtype is bfloat16"):
+        build_engine(EngineConfig(name="cupy", dtype="bfloat16", tf32=True))
+    with pytest.raises(ConfigError, match=r"engine\.autotune: true .* engine\.cudnn is false"):
+        build_engine(EngineConfig(name="cupy", cudnn=False, autotune=True))
+    with pytest.raises(
+        ConfigError, match=r"engine\.transport: nccl .* engine\.name is numpy; choose engine\.name: cupy"
+    ):
+        build_engine(EngineConfig(name="numpy", transport="nccl"))
+
+
 MUTATIONS = {
     "row-major strides": ("(1, *range(len(shape) - 1, 1, -1), 0)", "range(len(shape) - 1, -1, -1)"),
     "pads swapped": ("for before, _ in pads]", "for _, before in pads]"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.config.engine import EngineConfig
 from lbpar.config.run_file import parse_run
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
@@ -25,7 +26,7 @@ from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.single import SingleTransport
 from lbpar.verify.command import main
 from lbpar.verify.compare import Reference, Update
-from lbpar.verify.run import TOLERANCES, Verification, named_plans, verify_plans
+from lbpar.verify.run import TOLERANCES, Verification, _engine, named_plans, verify_plans
 
 RUN = """
 model:
@@ -302,6 +303,15 @@ def test_an_engine_is_compared_with_the_reference_in_float64(
     assert main([*run, "--dtype", dtype]) == 1  # wrong on one rank as on four
     with pytest.raises(ConfigError, match=r"no float64.*--dtype float32"):
         main(run)
+
+
+def test_what_a_run_file_asks_of_gpus_is_for_gpus_only() -> None:
+    gpu = EngineConfig(name="cupy", threads=2, tf32=True, graphs=True, workspace=1, transport="nccl")
+    assert _engine(gpu, None, "float64") == EngineConfig(name="numpy", dtype="float64", threads=2)
+    assert _engine(gpu, "cupy", "float32") == gpu
+    assert not _engine(gpu, "cupy", "float64").tf32
+    asked = EngineConfig(transport="nccl")  # on the command line --engine cupy, and in the run file nothing
+    assert _engine(asked, "cupy", "float32") == EngineConfig(name="cupy", transport="nccl")
 
 
 def test_rules_of_the_run_file_are_what_is_compared() -> None:
