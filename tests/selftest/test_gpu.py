@@ -99,6 +99,20 @@ def test_all_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     assert found["passed"] and all(name.endswith(" ranks, mpi") for name in out)
 
 
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_rule_and_clipping_run_on_the_device(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    ran = set[str]()
+    for name in ("planes", "voxels", "weighed voxels", "vectors", "flags"):
+        machine = fake_cupy.install(monkeypatch)
+        fake_cupy.few_kernels(monkeypatch, 4 if dtype == "float32" else 2)
+        found = checks.network(name, {"dtype": dtype}, 1)
+        assert not found["failed"], found
+        ran |= {kernel.partition("<")[0] for kernel in machine.launches}
+    assert {"sgd", "adam", "lars", "lamb_moments", "lamb", "squares", "clip", "sum_blocks"} <= ran
+    assert "unscale" in ran or dtype == "float32"
+
+
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
 def test_without_a_device_nothing_else_is_tried(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
