@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from lbpar.engine.cupy.kernels import source
 from lbpar.engine.cupy.names import GROUPS
 from tests.cuda import resources
 from tests.cuda.beside import Beside, beside
@@ -54,6 +59,26 @@ def test_what_arrays_beyond_32_bits_take_compiles_and_does_not_spill(file: str) 
     wide = [tuple(n.replace("i32", "i64") for n in group if "i32" in n) for group in GROUPS[file]]
     rows = [r for names in filter(None, wide) for r in compile_kernels(file, names, "sm_90")]
     assert rows and not [r for r in rows if r.spilled or r.stack]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("file", [*GROUPS, *resources.TILED])
+def test_nvcc_of_this_machine_compiles_them_too(file: str, tmp_path: Path) -> None:
+    """Whichever CUDA it is of: the wheels above are of CUDA 12."""
+    names = [n for group in resources.groups_of(file, "sm_90") for n in (group if file in GROUPS else group[:4])]
+    text, object_file = tmp_path / "kernels.cu", tmp_path / "kernels.cubin"
+    wanted = ", ".join(f"(void*){name}" for name in names)  # makes the templates be compiled
+    text.write_text(f"{source(file)}\nvoid* wanted[] = {{{wanted}}};\n", encoding="utf-8")
+    options = ["-std=c++17", "-cubin", "-arch=sm_90", "-ftz=true", "-Xptxas=-v"]
+    done = subprocess.run(
+        ["nvcc", *options, "-o", str(object_file), str(text)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("Compiling entry function") == len(names)
+    assert len(re.findall(r"\b0 bytes stack frame, 0 bytes spill stores", done.stderr)) >= len(names)
+    assert not re.search(r"[1-9]\d* bytes spill stores", done.stderr)
 
 
 @pytest.mark.slow
