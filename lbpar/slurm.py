@@ -201,11 +201,6 @@ def write(args: argparse.Namespace) -> None:
     if args.gpus_per_node is not None and args.launcher != "srun":
         raise ConfigError("--launcher: mpirun has no template for GPUs; leave it out, or --gpus-per-node.")
     gpu = config.engine.name == "cupy"
-    if args.gpus_per_node is not None and not gpu:
-        raise ConfigError(
-            f"--gpus-per-node: got {args.gpus_per_node}, but the run file's engine.name is {config.engine.name}, which takes no GPU; add --set "
-            "engine.name=cupy, or leave the option out."
-        )
     limit, procs = seconds_of(args.time), args.nodes * args.ntasks_per_node
     if config.parallel.procs not in (None, procs):
         raise ConfigError(f"parallel.procs: the run file asks for {config.parallel.procs}, but this job has {procs}.")
@@ -223,6 +218,10 @@ def write(args: argparse.Namespace) -> None:
         lines.append("machine: auto is measured when the job starts; name one with --machine to see what it expects")
     else:
         lines, update = expected(config, procs, args.nodes, limit)
+    if args.gpus_per_node is not None and not gpu:
+        lines.append(
+            f"engine.name: {config.engine.name} takes no GPU, but this script asks for some; add --set engine.name=cupy, or leave out --gpus-per-node"
+        )
     if (
         gpu
         and args.gpus_per_node is None

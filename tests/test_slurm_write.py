@@ -149,6 +149,8 @@ def test_fills_the_template_of_gpus_with_no_more_than_it_must_know(
     assert main([*line, *gpu]) == 0
     assert "cupy needs GPUs, for which this script does not ask" in capsys.readouterr().out
     assert "gpus-per-node" not in (folder / "net.sbatch").read_text()
+    assert main([*line, "--gpus-per-node", "4"]) == 0
+    assert "auto takes no GPU, but this script asks for some" in capsys.readouterr().out
 
 
 def test_a_machine_to_be_measured_promises_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +166,6 @@ def test_a_machine_to_be_measured_promises_nothing(folder: Path, capsys: pytest.
         (["--time", "soon"], "--time: got soon"),
         (["--gpus-per-node", "2"], "--gpus-per-node: got 2 with 4 ranks a node"),
         (["--gpus-per-node", "4", "--launcher", "mpirun"], "no template for GPUs"),
-        (["--gpus-per-node", "4"], "engine.name is auto, which takes no GPU"),
         (["--sbatch", "long"], "expected NAME=VALUE"),
         (["--set", "parallel.procs=3"], "asks for 3, but this job has 8"),
         (["--machine", "nowhere"], "nowhere"),
