@@ -34,7 +34,7 @@ class Tracer:
     """Collects one rank's events; times are shared by all ranks of a node's clock.
 
     Kernels and waits are on the first row of a rank, moves under way (from start to the end of the wait) on the second, steps on the
-    third. Times are marks of the engine, which are read when the files are written.
+    third; moves that overlap get further rows, for viewers leave out what reaches out of another event of its row. Times are marks of the engine, which are read when the files are written.
 
     Parameters
     ----------
@@ -164,6 +164,17 @@ class Tracer:
             _write(out / "step.json", [events for events, _ in step[:SHOWN]], facts)
 
 
+def spread(events: list[dict[str, Any]]) -> int:
+    """Give moves of one rank that overlap rows of their own, from ``len(ROWS)`` on; how many rows more these take."""
+    ends: list[float] = []  # of the last move in each row
+    for e in sorted((e for e in events if e["ph"] == "X" and e["tid"] == MOVES), key=lambda e: e["ts"]):
+        lane = next((i for i, end in enumerate(ends) if end <= e["ts"]), len(ends))
+        ends[lane : lane + 1] = [e["ts"] + e["dur"]]
+        if lane:
+            e["tid"] = len(ROWS) - 1 + lane
+    return max(0, len(ends) - 1)
+
+
 def sends(program: Program, rank: int, engine: Engine) -> Iterator[tuple[str, str, int]]:
     """Every message of a program: its name in a transport's books, the kind of move, and the bytes that a rank sends."""
     for step in program.steps:
@@ -183,7 +194,8 @@ def _write(path: Path, everyone: list[list[dict[str, Any]]], facts: dict[str, An
     names: list[dict[str, Any]] = []
     for rank in range(len(everyone)):
         names.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for row, text in enumerate(ROWS):
+        more = spread(everyone[rank])
+        for row, text in enumerate((*ROWS, *[ROWS[MOVES]] * more)):
             names.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": text}})
     content = {
         "traceEvents": names + [e for events in everyone for e in events],

@@ -97,7 +97,7 @@ def timeline(figure: Any, events: Sequence[Mapping[str, Any]]) -> bool:
         colour, label = KINDS.get(kind, "#bbbbbb"), kind
         for place, rank in enumerate(ranks):
             for row, (low, height) in enumerate(((-0.4, 0.6), (0.22, 0.16))):
-                mine = [e for e in spans if (e["cat"], e["pid"], e["tid"]) == (kind, rank, row)]
+                mine = [e for e in spans if (e["cat"], e["pid"], min(e["tid"], 1)) == (kind, rank, row)]
                 if mine:
                     times = [((e["ts"] - began) / 1e3, e["dur"] / 1e3) for e in mine]
                     axis.broken_barh(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lbpar import api
-from tests.util.trace_format import read_trace
+from lbpar.runtime.trace import spread
+from tests.util.trace_format import check_nesting, read_trace
 
 RUN = {
     "model": {
@@ -96,3 +97,12 @@ def test_kernels_name_their_micro_batch(tmp_path: Path) -> None:
     found = [e.get("args", {}).get("micro") for e in events if e["name"] == "c conv_backward_weights_bias"]
     assert found == [0, 1, 0, 1]  # two steps
     assert [e.get("args", {}).get("micro") for e in events if e["name"] == "update"] == [None, None]
+
+
+def test_moves_that_overlap_have_rows_of_their_own() -> None:
+    times = [(0, 10), (2, 8), (5, 20), (9, 12), (10, 11)]
+    moves = [{"ph": "X", "pid": 0, "tid": 1, "ts": a, "dur": b - a} for a, b in times]
+    kernel = {"ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 30}
+    assert spread([kernel, *moves]) == 2
+    assert [m["tid"] for m in moves] == [1, 3, 4, 3, 1] and kernel["tid"] == 0
+    check_nesting([kernel, *moves])
