@@ -22,20 +22,20 @@ def _unpacked(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's text in one instant: a reader sees the old text or the new one.
+def write_text(path: Path, text: str, option: str = "run.out") -> None:
+    """Replace a file's text in one instant: a reader sees the old text or the new one. ``option`` says where files go.
 
     Raises
     ------
     CheckpointError
         The directory cannot be written.
     """
-    with beside(path, lambda reason: unwritable(path, reason)) as part:
+    with beside(path, lambda reason: unwritable(path, reason, option)) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
 
 
-def unwritable(path: Path, reason: object) -> CheckpointError:
-    """The error for a file of the run directory that cannot be written."""
+def unwritable(path: Path, reason: object, option: str = "run.out") -> CheckpointError:
+    """The error for a file that cannot be written in the directory that ``option`` names."""
     reason = getattr(reason, "strerror", None) or reason
-    return CheckpointError(f"{path}: cannot be written: {reason}. Free space there, or choose another run.out.")
+    return CheckpointError(f"{path}: cannot be written: {reason}. Free space there, or choose another {option}.")

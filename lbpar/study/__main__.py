@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lbpar.config.arguments import add_run_file
@@ -85,14 +88,31 @@ def main(argv: list[str] | None = None) -> int:
             case "point":
                 from lbpar.study.scaling import measure_one
 
-                return measure_one(args)
+                with _ended():
+                    return measure_one(args)
             case _:
                 from lbpar.study.scaling import run_study
 
-                return run_study(args, lambda text: print(text, flush=True))
+                with _ended():
+                    return run_study(args, lambda text: print(text, flush=True))
     except LbparError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(
+            "interrupted; where points are measured, the same command goes on with those that are left", file=sys.stderr
+        )
+        return 130
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """In this block SIGTERM ends the command as Ctrl-C does: with the launcher that it waits for, and this one's ranks."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_compare(first: Path, second: Path) -> int:

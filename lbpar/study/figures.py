@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lbpar.errors import Unsupported
+from lbpar.json_text import unwritable
 from lbpar.study.points import STRONG
+from lbpar.whole_file import beside
 
 #: Colours of plans, and of the parts of a step.
 LINES = ("#1f5fa8", "#cc6677", "#117733", "#ddaa33", "#aa4499", "#44aa99", "#332288")
@@ -53,8 +56,12 @@ def draw_all(out: Path, kind: str, rows: Sequence[Row]) -> dict[str, str]:
             figure = Figure(figsize=(7.5, 4.2), layout="constrained")
             if not draw(figure, rows):
                 continue
-            figure.savefig(out / f"{name}.png", dpi=130)
-            figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+            for path, options in (
+                (out / f"{name}.png", {"dpi": 130}),
+                (out / f"{name}.svg", {"metadata": {"Date": None}}),
+            ):
+                with beside(path, partial(unwritable, path, option="--out")) as part:
+                    figure.savefig(part, format=path.suffix[1:], **options)
             drawn[title] = (out / f"{name}.svg").read_text(encoding="utf-8")
     return drawn
 

@@ -22,6 +22,8 @@ FOUND, FAILED, LOG = "point.json", "failed.json", "log.txt"
 JOB = "study.job"
 #: Seconds between two questions whether it is.
 NAP = 5.0
+#: Seconds that a launcher has to end its ranks, when a study is ended.
+PATIENCE = 20.0
 #: Lines of a failed point's log that are kept as its message.
 TAIL = 12
 
@@ -44,12 +46,26 @@ def command_of(launcher: str, procs: int, module: str, *args: str) -> list[str]:
         raise ConfigError(
             f"--launcher: got '{launcher}', expected {{procs}} in it, as in 'srun --mpi=pmix -n {{procs}}'."
         )
-    words = shlex.split(launcher.replace("{procs}", str(procs)))
+    words = split("--launcher", launcher.replace("{procs}", str(procs)))
     if shutil.which(words[0]) is None:
         raise ConfigError(
             f"--launcher: there is no program {words[0]}; give one, as in --launcher 'srun --mpi=pmix -n {{procs}}'."
         )
     return [*words, sys.executable, "-m", module, *args]
+
+
+def split(option: str, text: str) -> list[str]:
+    """An option's text in words, as a shell has them.
+
+    Raises
+    ------
+    ConfigError
+        A quote has no other end.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: got {text}, expected words as in a shell: {str(error).lower()}.") from None
 
 
 def prepare(folder: Path, config: RunConfig) -> None:
@@ -66,7 +82,7 @@ def prepare(folder: Path, config: RunConfig) -> None:
             raise ConfigError(
                 f"--out: {folder} was made from another run file or other options; choose another --out, or delete that folder."
             )
-        write_text(file, text)
+        write_text(file, text, "--out")
     except OSError as error:
         raise ConfigError(f"--out: {folder} cannot be read: {error.strerror}.") from None
 
@@ -74,14 +90,27 @@ def prepare(folder: Path, config: RunConfig) -> None:
 def run_logged(command: Sequence[str], folder: Path) -> str | None:
     """Run a command with its output in the folder's log; the end of the log if it failed, else None."""
     with (folder / LOG).open("w", encoding="utf-8") as log:
-        code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False
-        ).returncode
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            code = child.wait()
+        except BaseException:
+            _end(child)
+            raise
     if code == 0:
         return None
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line for line in lines if line.startswith("lbpar: ")] or [line for line in lines if line.strip()]
     return "\n".join(told[-TAIL:]) or f"ended with status {code} and said nothing"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a launcher, whose ranks would compute on if it was killed: they would disturb what is measured next."""
+    child.terminate()
+    try:
+        child.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -> None:
@@ -124,7 +153,7 @@ def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -
     if message is None and not (folder / FOUND).is_file():
         message = "ended without a result"
     if message is not None:
-        write_text(folder / FAILED, dumps({"error": message}) + "\n")
+        write_text(folder / FAILED, dumps({"error": message}) + "\n", "--out")
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
@@ -165,6 +194,7 @@ def submit(
         raise ConfigError(
             "--slurm: there is no sbatch on this machine; run the study on a login node, or without --slurm."
         )
+    words_of_slurm = split("--slurm", slurm)
     if (out / JOB).is_file():
         _wait(out, say)
         points = [p for p in points if outcome(out / p.folder) is None]
@@ -190,10 +220,11 @@ def submit(
                 "",
             ]
         ),
+        "--out",
     )
     say(f"{len(points)} points as one job array: {script}")
     done = subprocess.run(
-        ["sbatch", "--parsable", *shlex.split(slurm), str(script)],
+        ["sbatch", "--parsable", *words_of_slurm, str(script)],
         capture_output=True,
         text=True,
         check=False,
@@ -201,7 +232,7 @@ def submit(
     )
     if done.returncode:
         raise ConfigError(f"--slurm: sbatch {slurm}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
-    write_text(out / JOB, done.stdout.strip().partition(";")[0] + "\n")  # a cluster's name may follow
+    write_text(out / JOB, done.stdout.strip().partition(";")[0] + "\n", "--out")  # a cluster's name may follow
     _wait(out, say)
     for i, point in enumerate(points):
         if outcome(out / point.folder) is None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -39,7 +40,10 @@ OWN = ("compute", "update", "slice")
 
 @dataclass
 class Clock:
-    """Times of one rank's steps. The first step of an epoch, which waits for the first read, and the warm-up are left out."""
+    """Times of one rank's steps. The first step of an epoch, which waits for the first read, and the warm-up are left out.
+
+    With ``train.accumulate`` times are those of a batch, as a prediction's are: an update's over the batches that it takes.
+    """
 
     trainer: Trainer
     warmup: int
@@ -47,6 +51,7 @@ class Clock:
     kinds: dict[str, float] = field(default_factory=dict)
     input: float = 0.0
     bytes: int = 0
+    batches: int = 0
 
     def start(self) -> None:
         """An epoch begins."""
@@ -55,13 +60,15 @@ class Clock:
 
     def tick(self, result: StepResult, lr: float) -> None:
         """A batch is done; with the last of a step, the step is."""
+        self._taken += 1
         if self.trainer.step == self._step:
             return
         seconds = perf_counter() - self._began
         left_out = self._forget or self.trainer.step <= self.warmup
         spent, waited, sent = self.trainer.worker.spent(), self.trainer.waited - self._waited, self._sent()
         if not left_out:
-            self.steps.append(seconds)
+            self.steps.append(seconds / self._taken)
+            self.batches += self._taken
             self.input += waited
             self.bytes += sent - self._before
             for kind, s in spent.items():
@@ -72,7 +79,7 @@ class Clock:
     def _mark(self) -> None:
         self.trainer.worker.spent()
         self._step, self._waited, self._before = self.trainer.step, self.trainer.waited, self._sent()
-        self._began = perf_counter()
+        self._taken, self._began = 0, perf_counter()
 
     def _sent(self) -> int:
         return sum(sent.bytes for sent in self.trainer.transport.counter.items().values())
@@ -119,8 +126,8 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             "steps": clock.steps[: repeats * steps],
             "kinds": clock.kinds,
             "input": clock.input,
-            "counted": len(clock.steps),
-            "bytes": clock.bytes / len(clock.steps),
+            "counted": clock.batches,
+            "bytes": clock.bytes / clock.batches,
             "before": before,
             "peak": peak_memory(),
             "host": platform.node(),
@@ -177,7 +184,7 @@ def summary(ranks: Sequence[dict[str, Any]], steps: int, threads: int) -> dict[s
     slowest = [max(times) for times in zip(*(r["steps"] for r in ranks), strict=True)]
     repeats = [sum(slowest[i : i + steps]) / steps for i in range(0, len(slowest), steps)]
     each = [{k: s / r["counted"] for k, s in r["kinds"].items()} for r in ranks]
-    seconds = sorted(repeats)[len(repeats) // 2]
+    seconds = median(repeats)
     hosts = [r["host"] for r in ranks]
     return {
         "seconds": seconds,
@@ -244,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = config.model_copy(update={"machine": args.machine or config.machine})
     found = measure(config, args.steps, args.repeats, args.warmup)
     if found is not None:
-        write_text(args.folder / "point.json", dumps(found, indent=1) + "\n")
+        found["options"] = step_options(args)
+        write_text(args.folder / "point.json", dumps(found, indent=1) + "\n", "--out")
     return 0
 
 

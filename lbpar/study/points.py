@@ -20,6 +20,8 @@ DIMENSIONS = {"D": -4, "H": -3, "W": -2}
 GROW = ("batch", *DIMENSIONS)
 #: Batches of noise that an epoch has, so that few steps of a study are the first of an epoch.
 NOISE_BATCHES = 64
+#: What ``data.samples`` may be; predictions for batches beyond it read no samples.
+MOST_SAMPLES = 10**7
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Point:
         if self.input is not None:
             changes["model.input"] = list(self.input)
         if config.data.train == "synthetic":
-            changes["data.samples"] = NOISE_BATCHES * self.batch
+            changes["data.samples"] = min(NOISE_BATCHES * self.batch, MOST_SAMPLES)
         content = config.model_dump(mode="json", by_alias=True)
         for path, value in changes.items():
             section, _, name = path.rpartition(".")

@@ -23,7 +23,7 @@ from lbpar.json_text import dumps, write_text
 from lbpar.provenance import provenance
 from lbpar.runtime.room import node_memory
 from lbpar.study.figures import draw_all
-from lbpar.study.launch import JOB, default_launcher, outcome, prepare, run_all, run_point, submit
+from lbpar.study.launch import FOUND, JOB, default_launcher, outcome, prepare, run_all, run_point, submit
 from lbpar.study.measure import step_options
 from lbpar.study.page import figures, page, table
 from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_procs
@@ -73,6 +73,10 @@ def run_study(args: argparse.Namespace, say: Say = print) -> int:
     build_graph(run_files[0])  # a network that cannot be built is refused before anything is run
     out, found = Path(args.out), list[dict[str, Any] | None]()
     if args.predict:
+        if any((out / p.folder / FOUND).is_file() for p in points):
+            raise ConfigError(
+                f"--out: {out} holds measured points, whose tables a prediction would replace; choose another --out."
+            )
         if args.machine is None and config.machine == "auto":
             raise ConfigError(
                 "--predict: name a machine with --machine (lbpar plan --help lists them), or a machine file."
@@ -126,6 +130,9 @@ def _measure(
     left = [p for p, f in zip(points, before, strict=True) if f is None or ("error" in f and args.retry)]
     if len(left) < len(points):
         say(f"{len(points) - len(left)} of {len(points)} points are there already")
+    for options in dict.fromkeys(tuple((f or {}).get("options", ())) for f in before):
+        if options and list(options) != step_options(args):
+            say(f"some of them were measured with {' '.join(options)}, and stay so; other steps need another --out")
     launcher, job = args.launcher or default_launcher(), out / JOB
     if left and args.slurm is None and job.is_file():
         raise ConfigError(
@@ -156,16 +163,16 @@ def write_study(
         The directory cannot be written, or matplotlib is missing.
     """
     rows = make_rows(asked["kind"], points, found)
-    write_text(out / "study.csv", to_csv(rows))
+    write_text(out / "study.csv", to_csv(rows), "--out")
     content = {
         **asked,
         "environment": {**provenance(), "host": platform.node(), "cores": os.cpu_count()},
         "rows": rows,
         "points": [f or {} for f in found],
     }
-    write_text(out / "study.json", dumps(content, indent=1) + "\n")
+    write_text(out / "study.json", dumps(content, indent=1) + "\n", "--out")
     drawn = draw_all(out, asked["kind"], rows)
-    write_text(out / "study.html", page(f"{asked['kind'].capitalize()} scaling", _parts(content, rows, drawn)))
+    write_text(out / "study.html", page(f"{asked['kind'].capitalize()} scaling", _parts(content, rows, drawn)), "--out")
 
 
 def _parts(content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, str]) -> Iterable[str]:

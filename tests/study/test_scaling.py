@@ -6,19 +6,23 @@ import csv
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter, sleep
 
 import pytest
 
 from lbpar.config.machine_file import load_machine_file
 from lbpar.config.run_file import parse_run
 from lbpar.cost.machine import Machine, find_machine
-from lbpar.errors import ConfigError
+from lbpar.errors import CheckpointError, ConfigError
 from lbpar.plan.priced import Settings
 from lbpar.plan.resolve import chosen_plan
 from lbpar.study import launch
 from lbpar.study.__main__ import main
+from lbpar.study.figures import draw_all
 from lbpar.study.measure import doubts_of, summary
 from lbpar.study.points import Point, make_points, parse_plans, parse_procs
 from lbpar.study.predict import predict
@@ -105,7 +109,7 @@ def test_waiting_for_slow_ranks_is_idle_and_the_rest_is_the_move() -> None:
     assert found["parts"] == pytest.approx(
         {"compute": 6.0, "allreduce": 1.0, "idle": 2.5, "input": 0.25, "other": 0.75}
     )
-    assert found["repeats"] == [12.0, 10.0] and found["seconds"] == 12.0
+    assert found["repeats"] == [12.0, 10.0] and found["seconds"] == 11.0  # between the two in the middle
     assert found["imbalance"] == pytest.approx(16 / 12 - 1)
     assert (found["bytes"], found["memory"], found["hosts"], found["oversubscribed"]) == (30, 5, 1, False)
     assert summary([first, second], 1, 3)["oversubscribed"]
@@ -150,11 +154,69 @@ def test_a_study_runs_goes_on_and_keeps_failures(run_file: Path, capsys: pytest.
     assert main(line) == 1
     assert "2 of 2 points are there already" in capsys.readouterr().out
     assert (out / "data-p1" / "point.json").stat().st_mtime_ns == again
+    assert main([*line, "--steps", "3"]) == 1
+    assert "measured with --steps 2 --repeats 3 --warmup 1, and stay so" in capsys.readouterr().out
+    table = (out / "study.csv").read_text()
+    assert main([*line, "--predict"]) == 2
+    assert "holds measured points" in capsys.readouterr().err and (out / "study.csv").read_text() == table
     assert main([*line, "--set", "train.batch=8"]) == 2
     assert "choose another --out" in capsys.readouterr().err
     (out / launch.JOB).write_text("41\n")
     assert main([*line, "--retry"]) == 2
     assert "job array 41 of this study may still be under way" in capsys.readouterr().err
+
+
+def test_accumulated_batches_are_measured_one_by_one_as_they_are_predicted(run_file: Path) -> None:
+    """Updates of three batches, of which 64 an epoch leave one for the last."""
+    pytest.importorskip("matplotlib")
+    line = ["strong", "--config", str(run_file), "--procs", "1", "--plans", "data", "--launcher", LAUNCHER]
+    line += ["--set", "train.accumulate=3", "--steps", "30", "--repeats", "2", "--out", str(run_file.parent / "s")]
+    began = perf_counter()
+    assert main(line) == 0
+    whole = perf_counter() - began
+    row = json.loads((run_file.parent / "s" / "study.json").read_text())["rows"][0]
+    assert sum(row["parts"].values()) == pytest.approx(sum(row["repeats"]) / 2, rel=0.3)
+    assert row["samples_per_second"] == pytest.approx(4 / row["seconds"])
+    assert 170 * row["seconds"] < whole  # 63 updates
+
+
+def test_a_study_that_is_ended_ends_its_ranks(run_file: Path) -> None:
+    script, ended = run_file.with_name("launcher"), run_file.with_name("ended")
+    script.write_text(
+        f"#!/bin/sh\ntrap 'touch {ended}; exit 1' TERM\ntouch {ended}.not\nwhile :; do sleep 0.05; done\n"
+    )
+    script.chmod(0o755)
+    line = ["env", "--default-signal=INT", sys.executable, "-m", "lbpar.study", "strong", "--config", str(run_file)]
+    line += ["--procs", "1", "--plans", "data"]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        out = run_file.parent / f"o{code}"
+        study = subprocess.Popen(
+            [*line, "--launcher", f"{script} {{procs}}", "--out", str(out)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started = run_file.with_name("ended.not")
+        while not started.exists() and study.poll() is None:
+            sleep(0.05)
+        study.send_signal(number)
+        _, told = study.communicate(timeout=60)
+        assert study.returncode == code and "Traceback" not in told
+        assert ended.exists() and not (out / "data-p1" / "failed.json").exists()
+        ended.unlink()
+        started.unlink()
+
+
+def test_weak_studies_are_predicted_for_more_samples_than_noise_may_have() -> None:
+    batch = make_points(parse_run(RUN), "weak", [1, 2**22], ["data"], "batch")[1].run_file(parse_run(RUN))
+    assert (batch.train.batch, batch.data.samples) == (2**24, 10**7)
+
+
+def test_a_figure_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = make_rows("strong", [Point(1, "data", 8), Point(2, "data", 8)], [{"seconds": 2.0}, {"seconds": 1.0}])
+    (tmp_path / "speedup.png").mkdir()
+    with pytest.raises(CheckpointError, match=r"speedup\.png: cannot be written: .* choose another --out"):
+        draw_all(tmp_path, "strong", rows)
 
 
 @pytest.mark.slow
@@ -229,6 +291,10 @@ def test_two_studies_are_compared_in_units_that_people_read(tmp_path: Path, caps
     [
         (["--launcher", "mpirun"], "expected {procs}"),
         (["--launcher", "no-such-launcher -n {procs}"], "no program no-such-launcher"),
+        (
+            ["--launcher", "env 'a {procs}"],
+            "--launcher: got env 'a 1, expected words as in a shell: no closing quotation",
+        ),
         (["--slurm", "-p x"], "no sbatch"),
         (["--set", "model.layers=[]"], "layers"),
     ],
