@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 import sys
+from math import inf
 from pathlib import Path
 
 from lbpar.config.arguments import add_run_file, given_run
@@ -139,7 +140,7 @@ def _hours(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Slurm's time (``minutes``, ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m``, ``d-h:m:s``) in seconds.
+    """Slurm's time (``minutes``, ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m``, ``d-h:m:s``) in seconds; infinite where it is 0, which sets no limit.
 
     Raises
     ------
@@ -152,8 +153,8 @@ def seconds_of(text: str) -> float:
     days, *parts = (int(p) if p else None for p in found.groups())
     a, b, c = (p or 0 for p in parts)
     if days is not None:
-        return 86400 * days + 3600 * a + 60 * b + c
-    return 60 * a + b if parts[2] is None else 3600 * a + 60 * b + c
+        return 86400 * days + 3600 * a + 60 * b + c or inf
+    return (60 * a + b if parts[2] is None else 3600 * a + 60 * b + c) or inf
 
 
 def parser() -> argparse.ArgumentParser:
@@ -212,6 +213,10 @@ def write(args: argparse.Namespace) -> None:
         name, equals, value = given.partition("=")
         if not equals or not re.fullmatch("[a-z][a-z-]*", name):
             raise ConfigError(f"--sbatch: got {given}, expected NAME=VALUE, as in --sbatch partition=long.")
+        if name in (*names, "time"):  # what is expected of the job follows from these
+            raise ConfigError(
+                f"--sbatch: got {given}, expected an option that has none of its own here; give --{name} {value}."
+            )
         options[name] = value
     lines, update = [], 0.0
     if config.machine == "auto":
@@ -243,7 +248,7 @@ def write(args: argparse.Namespace) -> None:
     out = as_path(args.out or f"{as_path(args.config).stem}.sbatch")
     if out.exists() and not out.read_text(encoding="utf-8", errors="replace").startswith("#!"):
         raise ConfigError(f"--out: {out} is there and is no script; it is left as it is. Choose another name.")
-    write_text(out, text)
+    write_text(out, text, "--out")
     print("\n".join([f"-> {out}: {procs} ranks on {args.nodes} node{'s' * (args.nodes > 1)}", *lines]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,7 @@ def test_a_machine_to_be_measured_promises_nothing(folder: Path, capsys: pytest.
         (["--gpus-per-node", "2"], "--gpus-per-node: got 2 with 4 ranks a node"),
         (["--gpus-per-node", "4", "--launcher", "mpirun"], "no template for GPUs"),
         (["--sbatch", "long"], "expected NAME=VALUE"),
+        (["--sbatch", "time=1"], "give --time 1"),
         (["--set", "parallel.procs=3"], "asks for 3, but this job has 8"),
         (["--machine", "nowhere"], "nowhere"),
         (["--out", "net.yaml"], "is no script"),
@@ -182,3 +184,11 @@ def test_refuses(folder: Path, more: list[str], words: str, capsys: pytest.Captu
 def test_times_of_slurm() -> None:
     times = {"90": 5400, "1:30": 90, "1:30:00": 5400, "2-12": 216000, "1-0:30": 88200, "1-01:00:05": 90005}
     assert {t: seconds_of(t) for t in times} == times
+    assert [seconds_of(t) for t in ("0", "0:00:00", "0-0")] == [inf] * 3  # no limit, says sbatch
+
+
+def test_a_job_without_a_limit_is_one_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LINE, "--time", "0", "--out", "j.sbatch"]) == 0
+    assert "jobs" not in capsys.readouterr().out
+    text = (folder / "j.sbatch").read_text()
+    assert "#SBATCH --time=0\n" in text and "#SBATCH --signal=B:USR1@120\n" in text
