@@ -130,7 +130,7 @@ def _parts(
     }
     yield from figures({"The plan": _svg(picture(explained))})
 
-    steps = max(1, facts["updates"]) * config.train.accumulate
+    steps = max(1, facts.get("batches", facts["updates"] * config.train.accumulate))
     own = ("total", "input")
     each = [{k: s / steps for k, s in r["seconds"].items() if k not in own} for r in facts["ranks"]]
     waited, whole = ([r["seconds"].get(name, 0.0) / steps for r in facts["ranks"]] for name in ("input", "total"))

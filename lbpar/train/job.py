@@ -151,7 +151,13 @@ def _run(
             trainer,
             out,
             records[-1] if records else {},
-            {**times, "state_bytes": state, "updates": trainer.step - first, "ranks": ranks},
+            {
+                **times,
+                "state_bytes": state,
+                "updates": trainer.step - first,
+                "batches": trainer.trained,
+                "ranks": ranks,
+            },
         )
     return records
 

@@ -101,7 +101,7 @@ def share(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write ``report.json`` and print the final table; ``record`` is the last epoch's.
 
-    ``facts`` are ``startup_seconds``, ``total_seconds`` (start-up included), ``state_bytes`` (per rank), ``updates``, which were made since then, and each
+    ``facts`` are ``startup_seconds``, ``total_seconds`` (start-up included), ``state_bytes`` (per rank), ``updates`` and ``batches``, which were made since then, and each
     rank's `share` of them as ``ranks``.
     """
     samples = min(trainer.config.train.batch, len(trainer.dataset))

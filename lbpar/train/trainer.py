@@ -62,6 +62,8 @@ class Trainer(Evaluator):
         Batches done since the start; dropout counts by it.
     waited : float, seconds
         How long this rank has waited for samples.
+    trained : int
+        Batches that this process has trained on.
     scaler : Scaler or None
         Scales gradients, in float16 or where the run file says so.
     delayed : UnderWay or None
@@ -82,6 +84,7 @@ class Trainer(Evaluator):
     totals: Totals = field(default_factory=Totals)
     micro: int = 0
     waited: float = 0.0
+    trained: int = 0
     scaler: Scaler | None = None
     delayed: UnderWay | None = None
     pause: bool = False
@@ -276,6 +279,7 @@ class Trainer(Evaluator):
         """Count a batch that is done; ``last``: with it an update is."""
         self.totals.add(result)
         self.batches += 1
+        self.trained += 1
         self.step += last
         if on_step is not None:
             on_step(result, lr)

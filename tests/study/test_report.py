@@ -19,6 +19,7 @@ from lbpar.plan.explain import step_numbers
 from lbpar.study.__main__ import main
 from lbpar.study.report import PAGE, _expected, after_run, bound_rows, bytes_rows, layer_seconds, write_report
 from lbpar.study.run_figures import stages
+from lbpar.text import human_seconds
 from lbpar.train import job
 from lbpar.train.directory import run_config
 from lbpar.train.setup import build_graph, build_plan
@@ -95,6 +96,16 @@ def test_the_page_is_well_formed_whole_and_loads_nothing(run: Path) -> None:
     for host, ranks in json.loads((run / "report.json").read_text())["hosts"].items():
         assert f"host {host}" in text
         assert ", ".join(map(str, ranks)) in text
+
+
+def test_times_are_those_of_a_batch_where_the_last_update_of_an_epoch_takes_fewer(tmp_path: Path) -> None:
+    """Three epochs of three batches, two an update."""
+    out = trained(tmp_path / "out", "data 2", "train.accumulate=2")
+    assert main(["report", str(out)]) == 0
+    facts = json.loads((out / "report.json").read_text())
+    assert (facts["updates"], facts["batches"]) == (6, 9)
+    compute = sum(rank["seconds"]["compute"] for rank in facts["ranks"]) / 2 / 9
+    assert f"<td>compute</td><td>{human_seconds(compute)}</td>" in (out / PAGE).read_text(encoding="utf-8")
 
 
 def test_counted_bytes_are_the_models_rank_by_rank(run: Path) -> None:
