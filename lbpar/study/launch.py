@@ -157,11 +157,15 @@ def run_point(folder: Path, procs: int, launcher: str, options: Sequence[str]) -
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
-    """What a point's folder holds: figures, or ``error``; None if it has not run."""
+    """What a point's folder holds: figures, or ``error``; None if it has not run, or what is there cannot be read."""
     for name in (FOUND, FAILED):
         if (folder / name).is_file():
-            found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
-            return found
+            try:
+                found = json.loads((folder / name).read_text(encoding="utf-8"))
+            except ValueError:
+                continue
+            if isinstance(found, dict) and found.keys() & {"seconds", "error"}:
+                return found
     return None
 
 

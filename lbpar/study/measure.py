@@ -109,7 +109,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
     with closing(trainer):
         trainer.check_batches()
         with together(transport):
-            if not trainer.sampler.steps_per_epoch:
+            if len(trainer.dataset) < config.train.batch:
                 raise DataError(
                     f"data.train: {len(trainer.dataset)} samples are less than one batch of {config.train.batch}; "
                     "a point of a study needs a whole batch."

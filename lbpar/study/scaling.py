@@ -32,6 +32,7 @@ from lbpar.study.table import make_rows, to_csv
 from lbpar.tables import print_table
 from lbpar.text import human_bytes, human_seconds
 from lbpar.threads import cores
+from lbpar.train.lock import run_lock
 from lbpar.train.setup import build_graph
 
 Say = Callable[[str], None]
@@ -126,6 +127,11 @@ def _measure(
         runs = [r.model_copy(update={"machine": args.machine}) for r in runs]
     for point, config in zip(points, runs, strict=True):
         prepare(out / point.folder, config)
+    with run_lock(out, "--out"):  # points that two studies measure at a time disturb each other
+        return _left(args, out, points, say)
+
+
+def _left(args: argparse.Namespace, out: Path, points: Sequence[Point], say: Say) -> list[dict[str, Any] | None]:
     before = [outcome(out / p.folder) for p in points]
     left = [p for p, f in zip(points, before, strict=True) if f is None or ("error" in f and args.retry)]
     if len(left) < len(points):
@@ -249,6 +255,6 @@ def compare(first: Path, second: Path) -> list[tuple[str, int, str, str, str]]:
 def _load(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     try:
         rows = json.loads((folder / "study.json").read_text(encoding="utf-8"))["rows"]
-        return {(Path(r["plan"]).stem, r["procs"]): r for r in rows}
+        return {(Path(r["plan"]).stem, r["procs"]): {k: r[k] for k in ("seconds", "predicted_seconds")} for r in rows}
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"study compare: {folder} holds no study.json of a finished study.") from None

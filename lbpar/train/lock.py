@@ -27,8 +27,8 @@ _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID", "OAR
 
 
 @contextmanager
-def run_lock(out: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
-    """Hold a run directory, which exists. One process of a run does.
+def run_lock(out: str | os.PathLike[str], option: str = "run.out") -> Iterator[Callable[[], None]]:
+    """Hold a run directory, which exists. One process of a run does. ``option`` is what the user named it with.
 
     Yields
     ------
@@ -45,10 +45,10 @@ def run_lock(out: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     job = next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
     me = {"host": platform.node(), "pid": os.getpid(), "job": job, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     text = json.dumps(me)
-    file = _lock(path)
+    file = _lock(path, option)
     while not _lies_at(file, path):  # another job that held it before has removed it in between
         file.close()
-        file = _lock(path)
+        file = _lock(path, option)
 
     def check() -> None:
         try:
@@ -92,24 +92,23 @@ def check_free(out: str | os.PathLike[str]) -> None:
         _lock(path).close()
 
 
-def _lock(path: Path) -> IO[str]:
+def _lock(path: Path, option: str = "run.out") -> IO[str]:
     """The file, open and locked."""
+    another = "choose another directory (--set run.out=...)" if option == "run.out" else f"choose another {option}"
     try:
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed when the lock is given up
     except OSError as error:
-        raise CheckpointError(
-            f"run.out: {path} cannot be written: {error.strerror}; choose another directory (--set run.out=...)."
-        ) from error
+        raise CheckpointError(f"{option}: {path} cannot be written: {error.strerror}; {another}.") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise CheckpointError(
-            f"run.out: {path.parent} is in use: {_holder(path)}. Wait until it ends, or choose another directory "
-            f"(--set run.out=...). If it is certainly gone, delete {path}."
+            f"{option}: {path.parent} is in use: {_holder(path)}. Wait until it ends, or {another}. "
+            f"If it is certainly gone, delete {path}."
         ) from None
     except OSError as error:
-        log.warning("run.out: %s cannot be locked: %s; let no other job write there", path.parent, error.strerror)
+        log.warning("%s: %s cannot be locked: %s; let no other job write there", option, path.parent, error.strerror)
     return file
 
 

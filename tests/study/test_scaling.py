@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from time import perf_counter, sleep
 
+import h5py
+import numpy as np
 import pytest
 
 from lbpar.config.machine_file import load_machine_file
@@ -28,6 +30,7 @@ from lbpar.study.points import Point, make_points, parse_plans, parse_procs
 from lbpar.study.predict import predict
 from lbpar.study.scaling import cells
 from lbpar.study.table import make_rows
+from lbpar.train.lock import run_lock
 from lbpar.train.setup import build_graph
 
 RUN = """
@@ -161,6 +164,14 @@ def test_a_study_runs_goes_on_and_keeps_failures(run_file: Path, capsys: pytest.
     assert "holds measured points" in capsys.readouterr().err and (out / "study.csv").read_text() == table
     assert main([*line, "--set", "train.batch=8"]) == 2
     assert "choose another --out" in capsys.readouterr().err
+    with run_lock(out):
+        assert main(line) == 2
+    assert f"--out: {out} is in use: held by process {os.getpid()}" in capsys.readouterr().err
+    whole = (out / "data-p1" / "point.json").read_text()
+    for text in (whole[:20], "[]"):  # cut off, or something else: measured again
+        (out / "data-p1" / "point.json").write_text(text)
+        assert main(line) == 1
+        assert json.loads((out / "data-p1" / "point.json").read_text())["seconds"] > 0
     (out / launch.JOB).write_text("41\n")
     assert main([*line, "--retry"]) == 2
     assert "job array 41 of this study may still be under way" in capsys.readouterr().err
@@ -204,6 +215,17 @@ def test_a_study_that_is_ended_ends_its_ranks(run_file: Path) -> None:
         assert ended.exists() and not (out / "data-p1" / "failed.json").exists()
         ended.unlink()
         started.unlink()
+
+
+def test_a_batch_that_the_data_lack_is_no_point(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An epoch without a whole batch has a smaller one, whose time is not that of the batch."""
+    file = run_file.with_name("d.h5")
+    with h5py.File(file, "w") as f:
+        f["x"], f["y"] = np.zeros((3, 8, 6, 1), "f4"), np.arange(3)
+    line = ["strong", "--config", str(run_file), "--procs", "1", "--plans", "data", "--launcher", LAUNCHER]
+    line += ["--set", f"data.train={file}", "--steps", "1", "--out", str(run_file.parent / "s")]
+    assert main(line) == 1
+    assert "3 samples are less than one batch of 4" in capsys.readouterr().out
 
 
 def test_weak_studies_are_predicted_for_more_samples_than_noise_may_have() -> None:
@@ -318,7 +340,7 @@ def test_a_job_array_that_is_still_under_way_is_waited_for_and_not_submitted_aga
             case $(wc -l <{tmp_path}/calls) in
             1) echo RUNNING ;;
             2) echo 'Socket timed out' >&2; exit 1 ;;
-            3) echo '{{}}' >{tmp_path}/a-p1/point.json; echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
+            3) echo '{{"seconds": 1}}' >{tmp_path}/a-p1/point.json; echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
             esac""",
     }
     for name, text in programs.items():
