@@ -146,19 +146,9 @@ def _run(
     trainer.tracer.write(out, trainer.transport)
     ranks = trainer.transport.gather(share(records))
     if ranks is not None:
-        times = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started}
-        report(
-            trainer,
-            out,
-            records[-1] if records else {},
-            {
-                **times,
-                "state_bytes": state,
-                "updates": trainer.step - first,
-                "batches": trainer.trained,
-                "ranks": ranks,
-            },
-        )
+        facts = {"startup_seconds": begin - started, "total_seconds": perf_counter() - started, "state_bytes": state}
+        facts |= {"updates": trainer.step - first, "batches": trainer.trained, "ranks": ranks}
+        report(trainer, out, records[-1] if records else {}, facts)
     return records
 
 

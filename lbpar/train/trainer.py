@@ -60,10 +60,8 @@ class Trainer(Evaluator):
         Sums over these.
     micro : int
         Batches done since the start; dropout counts by it.
-    waited : float, seconds
-        How long this rank has waited for samples.
-    trained : int
-        Batches that this process has trained on.
+    waited, trained : float, int
+        Seconds that this rank has waited for samples, and batches that this process has trained on.
     scaler : Scaler or None
         Scales gradients, in float16 or where the run file says so.
     delayed : UnderWay or None
