@@ -28,7 +28,8 @@ LOSSES: Kinds[Loss] = Kinds("name", short=True)
 class _Classes(Loss):
     class_weights: tuple[NonNegative, ...] | None = Field(
         default=None,
-        description="A factor per class, as PyTorch's `weight`: the mean is divided by those of the targets.",
+        description="A factor per class, as PyTorch's `weight`: the mean is divided by those of the targets; a Dice's mean over "
+        "classes by those of the classes.",
     )
     ignore_index: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = Field(
         default=None, description="Positions with this label count nowhere: not in the loss, not in metrics."

@@ -106,14 +106,16 @@ def convert(
             f"convert: got the chunk {list(chunk)}, expected whole numbers above 0, one for each dimension of a sample."
         )
     xs, ys = ([n] if isinstance(n, str) else list(n) for n in (x, y))
+    fit = Fit(spacing, shape, pad, each=each)
     if paths[0].suffix.lower() in (".h5", ".hdf5"):
+        _refuse_fit(paths[0], fit)
         if len(paths) > 1 or (os.path.exists(out) and os.path.samefile(paths[0], out)):
             raise DataError(f"{paths[0]}: expected one HDF5 file, and another name for the new one.")
         found = read_hdf5(paths[0], split, xs, ys, dtype, test_share)
     elif dtype is not None or test_share is not None or (xs, ys) != (["x"], ["y"]):
         raise DataError(f"{paths[0]}: --type, --test-share, --x and --y are for HDF5 files.")
     else:
-        found = _read(paths, split, Fit(spacing, shape, pad, each=each))
+        found = _read(paths, split, fit)
     splits = _labelled([_ready(s, channels) for s in found], classes)
     most = max(len(values.shape) for s in splits for values in s.arrays().values()) - 1
     if chunk is not None and len(chunk) > most:
@@ -121,7 +123,7 @@ def convert(
             f"convert: got the chunk {list(chunk)}, expected {most} numbers at most, one for each dimension of a sample {tuple(splits[0].x.shape[1:])}."
         )
     if each:
-        if normalise or paths[0].suffix.lower() in (".h5", ".hdf5"):
+        if normalise:
             raise DataError(
                 "convert: --each is for folders of volumes, and goes without --normalise, which would be another in each file; "
                 "`data: {normalise: zscore}` does it in training."
@@ -174,25 +176,35 @@ def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
         x, y, words, beside = open_volumes(paths[:1], paths[1:], fit)
         origin = f"{first} and {paths[1]}: {words}, and a class per voxel"
         return [Split(split, x, y, origin=origin, beside=beside)]
-    if fit and not (len(paths) == 1 and first.is_dir()):
-        raise DataError(
-            f"{first}: --spacing, --shape, --pad and --each are for folders of volumes, and pairs of NIfTI files."
-        )
+    if not (len(paths) == 1 and first.is_dir()):
+        _refuse_fit(first, fit)
     if len(paths) == 2 and not any(p.is_dir() for p in paths):
         return read_pair(first, paths[1], split)
     if len(paths) != 1:
         raise DataError(f"convert: got {len(paths)} sources, expected one, or an images and a labels file.")
     if first.is_dir():
-        found = read_idx_folder(first) or read_cifar_folder(first) or read_folder(first, split, fit)
+        found = read_idx_folder(first) or read_cifar_folder(first)
+        if found:
+            _refuse_fit(first, fit)
+            return found
+        found = read_folder(first, split, fit)
         if found:
             return found
         raise DataError(
-            f"{first}: expected IDX files (train-images-idx3-ubyte[.gz], ...), or a directory of pictures per class "
+            f"{first}: expected IDX files (train-images-idx3-ubyte[.gz], ...), CIFAR's binary files (data_batch_1.bin, ...), or "
+            "a directory per class, or directories `images` and `masks`, of volumes (.nii[.gz], .npy, .raw) or pictures "
             f"({', '.join(s[1:] for s in SUFFIXES)})."
         )
     if first.suffix.lower() == ".npz":
         return read_npz(first, split)
     raise DataError(f"{first}: unknown format; expected a directory, an .npz file, or two files (images and labels).")
+
+
+def _refuse_fit(path: Path, fit: Fit) -> None:
+    if fit:
+        raise DataError(
+            f"{path}: --spacing, --shape, --pad and --each are for folders of volumes, and pairs of NIfTI files."
+        )
 
 
 def _ready(split: Split, channels: Channels) -> Split:
@@ -210,6 +222,10 @@ def _ready(split: Split, channels: Channels) -> Split:
         if y.dtype == bool:
             y = y.astype(np.uint8)
         split = replace(split, x=x, y=y, origin=f"{split.origin}: {split.x.shape} {split.x.dtype}, channels {place}")
+    elif channels not in ("auto", "last"):
+        raise DataError(
+            f"{split.origin}: --channels is for arrays (.npz, .npy pairs, IDX files); leave it out, these samples have theirs last."
+        )
     check_samples(split.x, split.y, split.origin)
     return split
 

@@ -239,7 +239,7 @@ def check_dataset(
     if classes is not None and dataset.classes is None:
         raise DataError(
             f"{dataset.name}: targets are real numbers, expected whole-number labels of {classes} classes. Store them as integers, or "
-            "train with a loss of real numbers (mse, bce)."
+            "train with a loss of real numbers (mse, l1, huber, bce)."
         )
     if share is None or not getattr(dataset, "has_targets", True):
         return

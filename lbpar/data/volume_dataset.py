@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from lbpar.config.paths import as_path
 from lbpar.data.dataset import Dataset
 from lbpar.data.formats.volume_file import is_volume, look_volume
-from lbpar.data.formats.volumes import Fit, open_volumes
+from lbpar.data.formats.volumes import Fit, least_of, open_volumes
 from lbpar.data.normalise import Normalisation
 from lbpar.errors import DataError
 from lbpar.layout.runs import Box, indices
@@ -111,8 +111,7 @@ class VolumeDataset(Dataset):
     def _least_of(self, n: int) -> Any:
         """What a volume is padded with."""
         if n not in self._least:
-            least = np.min([part.min() for part in self._pieces(n, None)])
-            self._least[n] = np.nan_to_num(least).astype(self._stored)
+            self._least[n] = self._stored.type(least_of(self._pieces(n, None)))
         return self._least[n]
 
     def _statistics_of(self, n: int) -> Array:

@@ -11,9 +11,10 @@ import pytest
 
 from lbpar.data.__main__ import main
 from lbpar.data.convert import convert
-from lbpar.data.formats.volumes import resample
+from lbpar.data.formats.volumes import least_of, resample
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.uneven import UnevenFiles
+from lbpar.data.volume_dataset import VolumeDataset
 from lbpar.errors import DataError
 
 nib = pytest.importorskip("nibabel")
@@ -120,6 +121,39 @@ def test_sizes_are_padded_or_refused_by_name(tmp_path: Path) -> None:
         assert (x[i][outside] == own.min()).all() and (y[i][outside] == 0).all()
 
 
+def test_volumes_of_all_splits_come_to_one_size_and_type(tmp_path: Path) -> None:
+    """The largest volume may lie in any split, and a single file may be scaled by its header."""
+    shapes = {"train": [(5, 4, 3), (3, 6, 3)], "test": [(3, 3, 7)]}
+    for split, some in shapes.items():
+        for i, shape in enumerate(some):
+            slope = {"slope": 0.5, "inter": 10} if split == "test" else {}
+            save(tmp_path / f"d/{split}/images/{i}.nii", draw(i, shape, "int16"), **slope)
+            save(tmp_path / f"d/{split}/labels/{i}.nii", draw(i, shape, "uint8" if i else "int16", 2))
+    convert([tmp_path / "d"], tmp_path / "o.h5", pad=2)
+    for split, some in shapes.items():
+        x = read(tmp_path / "o.h5", "x", split)
+        assert (x.shape, x.dtype) == ((len(some), 6, 6, 8, 1), np.float32)
+        for i, shape in enumerate(some):
+            image = nib.as_closest_canonical(nib.load(tmp_path / f"d/{split}/images/{i}.nii"))
+            np.testing.assert_array_equal(x[i][tuple(map(slice, shape))][..., 0], image.get_fdata())
+    convert([tmp_path / "d"], tmp_path / "files", each=True)
+    # Files of their own sizes that are trained on as one data set must be of one type.
+    files = UnevenFiles((f"{tmp_path}/files/train/*.h5", f"{tmp_path}/files/test/*.h5")).files
+    assert [(f.stored_type(False), f.stored_type(True)) for f in files] == [(np.float32, np.int16)] * 3
+
+
+def test_padding_is_the_least_finite_value(tmp_path: Path) -> None:
+    values = np.full((3, 2, 2), 7, np.float32)
+    values[0, 0], values[1, 1, 0] = np.nan, -np.inf
+    for i, image in enumerate((values, np.ones((2, 4, 2), np.float32))):
+        save(tmp_path / f"d/images/{i}.nii", image)
+        save(tmp_path / f"d/labels/{i}.nii", np.zeros(image.shape, np.uint8))
+    convert([tmp_path / "d"], tmp_path / "o.h5", pad=1)
+    assert (read(tmp_path / "o.h5", "x")[0, :, 2:] == 7).all()
+    padded = VolumeDataset(tmp_path / "d" / "images", (3, 4, 2), "float32")
+    assert least_of(iter([values[:1, :1], values[2:]])) == 7 and padded._least_of(0) == 7
+
+
 def test_resampling_keeps_places(tmp_path: Path) -> None:
     place = np.stack(np.meshgrid(*map(np.arange, (6, 8, 10)), indexing="ij"), axis=-1)
     world = place @ RAS[:3, :3].T + RAS[:3, 3]
@@ -186,6 +220,17 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for kind in ("images", "masks"):
         (tmp_path / "d" / kind).mkdir(parents=True)
         np.save(tmp_path / "d" / kind / "0.npy", np.ones((2, 3, 3), np.int8))
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"], file["y"] = np.ones((2, 3, 3, 1)), np.arange(2)
+    for folder in ("cifar", "idx"):
+        (tmp_path / folder).mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "cifar" / f"{name}.bin").write_bytes(bytes(3074))
+    for name, data in (
+        ("images-idx3", [8, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 5]),
+        ("labels-idx1", [8, 1, 0, 0, 0, 1, 0]),
+    ):
+        (tmp_path / "idx" / f"train-{name}-ubyte").write_bytes(bytes([0, 0, *data]))
     for source, options, message in (
         ("a.npz", {"pad": 1}, "are for folders of volumes"),
         ("d", {"spacing": [1.0], "shape": (1, 1, 1)}, "expected one of them"),
@@ -193,6 +238,13 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("d", {"spacing": [1.0]}, "does not say the size of its voxels"),
         ("d", {"shape": (1, 0, 1)}, "expected 3 whole numbers above 0"),
         ("d", {"pad": 0}, "1 or more"),
+        ("d", {"channels": "first"}, "--channels is for arrays"),
+        ("b.h5", {"spacing": [1.0]}, "are for folders of volumes"),
+        ("b.h5", {"each": True}, "are for folders of volumes"),
+        ("b.h5", {"channels": "first"}, "--channels is for arrays"),
+        ("cifar", {"each": True}, "are for folders of volumes"),
+        ("cifar", {"shape": (1, 1, 1)}, "are for folders of volumes"),
+        ("idx", {"pad": 1}, "are for folders of volumes"),
     ):
         with pytest.raises(DataError, match=message):
             convert([tmp_path / source], tmp_path / "o.h5", **options)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,28 @@ def read_folder(folder: Path, split: str, fit: Fit) -> list[Split]:
         raise DataError(
             f"{folder}: two of the folders {', '.join(f.name for f in named)} mean the same split; merge them."
         )
-    found: list[Split] = []
-    for f, name in sorted(named.items(), key=lambda item: list(_WORDS).index(item[1])):
-        found += _group(f, name, found[0] if found else None, fit)
-    return found
+
+    def read(fit: Fit) -> list[Split]:
+        found: list[Split] = []
+        for f, name in sorted(named.items(), key=lambda item: list(_WORDS).index(item[1])):
+            found += _group(f, name, found[0] if found else None, fit)
+        return found
+
+    found = read(fit)
+    if not all(s.beside for s in found):
+        return found
+    sizes = np.array([s.x.shape[1:4] for s in found])
+    if fit.pad is not None and not fit.each and (sizes != sizes[0]).any():  # volumes of all splits come to one size
+        found = read(replace(fit, inside=sizes.max(axis=0).tolist()))
+    dtypes = [np.result_type(*some) for some in zip(*((s.x.dtype, s.y.dtype) for s in found), strict=True)]
+    return [replace(s, x=_as_type(s.x, dtypes[0]), y=_as_type(s.y, dtypes[1])) for s in found]
+
+
+def _as_type(values: Any, dtype: np.dtype[Any]) -> Any:
+    """Volumes or label maps in the type that holds those of all splits, as those of one split are."""
+    if values.dtype == dtype or not isinstance(values, Rows):
+        return values
+    return Rows(values.shape, dtype, lambda rows: values[int(rows[0]) : int(rows[-1]) + 1].astype(dtype))
 
 
 def _group(folder: Path, split: str, first: Split | None, fit: Fit) -> list[Split]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -169,7 +169,7 @@ def open_volumes(
                     values = _whole(values, found[i].path)
                 if fit.spacing is not None or fit.shape is not None:
                     values = resample(values, step, shape, is_map)
-                one[...] = 0 if is_map else np.nan_to_num(values.min())
+                one[...] = 0 if is_map else least_of([values])
                 one[tuple(slice(n) for n in shape)] = values[..., 0] if is_map else values
             return out
 
@@ -186,6 +186,12 @@ def open_volumes(
     )
     words += f", padded to {_words(size)}" if (sizes != size).any() else ""
     return x, y, words + (", RAS+" if first.affine is not None else ""), beside
+
+
+def least_of(parts: Iterable[Array]) -> Any:
+    """What volumes are padded with: the least value that is finite, or 0."""
+    finite = (p if p.dtype.kind != "f" else p[np.isfinite(p)] for p in parts)
+    return min((p.min() for p in finite if p.size), default=0)
 
 
 def _check_pair(image: VolumeFile, label: VolumeFile) -> None:
