@@ -109,6 +109,17 @@ def test_one_file_to_one_file(
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_the_space_that_a_file_names_is_kept(trained: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "c.nii.gz", tmp_path / "p.nii.gz"
+    image = nib.load(trained / "d/images/c.nii.gz")
+    for q, s, kept in ((0, 4, 4), (1, 0, 1), (2, 3, 3)):
+        image.set_qform(image.affine, q)
+        image.set_sform(image.affine, s)
+        nib.save(image, source)
+        assert predict(["--run", str(trained / "run"), "--input", str(source), "--out", str(out), "--overwrite"]) == 0
+        assert [int(nib.load(out).header[c]) for c in ("qform_code", "sform_code")] == [kept, kept]
+
+
 def test_raw_numbers_are_predicted_as_their_name_says(trained: Path, scores: np.ndarray, tmp_path: Path) -> None:
     values = nib.as_closest_canonical(nib.load(trained / "d/images/a.nii.gz")).get_fdata().astype("<i2")
     source, out = tmp_path / "in/a_6x5x7_int16.raw", tmp_path / "p.npy"

@@ -39,6 +39,7 @@ class _Place:
     size: tuple[int, ...]
     affine: Array
     orientation: Array
+    space: int = 0
 
 
 def prediction_file(
@@ -194,7 +195,7 @@ def _places(path: Path, data: Dataset, shape: Sequence[int], labels: bool) -> li
         for f in map(look_volume, data.files):
             if f.affine is None or f.orientation is None:
                 raise DataError(f"{f.path}: it does not say where it lies, which NIfTI needs; write .h5 or .npy.")
-            places.append(_Place(stem(f.path), f.shape[:3], f.affine, f.orientation))
+            places.append(_Place(stem(f.path), f.shape[:3], f.affine, f.orientation, f.space))
     elif isinstance(data, Hdf5Dataset):
         beside_x = data.beside("affine", "size", "files")
         if beside_x is None:
@@ -250,8 +251,8 @@ def _volume(path: Path, place: _Place, channels: tuple[int, ...], dtype: np.dtyp
     header.set_data_shape((*own, *channels))
     header.set_zooms((*np.sqrt((affine[:3, :3] ** 2).sum(axis=0)), *(1.0 for _ in channels)))
     header.set_xyzt_units("mm")
-    header.set_qform(affine, "scanner")
-    header.set_sform(affine, "scanner")
+    header.set_qform(affine, place.space or "scanner")
+    header.set_sform(affine, place.space or "scanner")
     header.set_slope_inter(1, 0)
     header.set_data_offset(_HEADER)
     size = _HEADER + prod((*own, *channels)) * dtype.itemsize

@@ -220,6 +220,9 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for kind in ("images", "masks"):
         (tmp_path / "d" / kind).mkdir(parents=True)
         np.save(tmp_path / "d" / kind / "0.npy", np.ones((2, 3, 3), np.int8))
+    for name in "ab":
+        (tmp_path / "classes" / name).mkdir(parents=True)
+        np.save(tmp_path / "classes" / name / "0.npy", np.ones((2, 3, 3), np.int8))
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["x"], file["y"] = np.ones((2, 3, 3, 1)), np.arange(2)
     for folder in ("cifar", "idx"):
@@ -245,6 +248,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("cifar", {"each": True}, "are for folders of volumes"),
         ("cifar", {"shape": (1, 1, 1)}, "are for folders of volumes"),
         ("idx", {"pad": 1}, "are for folders of volumes"),
+        ("classes", {"each": True}, "--each is for folders `images` and `labels`"),
     ):
         with pytest.raises(DataError, match=message):
             convert([tmp_path / source], tmp_path / "o.h5", **options)  # type: ignore[arg-type]

@@ -155,6 +155,11 @@ def _open(files: list[Path], masks: list[Path] | None, fit: Fit) -> tuple[Rows, 
 
 def _classes(inner: list[Path], folder: Path, split: str, first: Split | None, left_out: list[str], fit: Fit) -> Split:
     """Pictures in a folder per class."""
+    if fit.each:
+        raise DataError(
+            f"{folder}: --each is for folders `images` and `labels` of volumes; volumes in a folder per class become one file: leave it out, and "
+            "pad or resample them (`--pad`, `--shape`) where their sizes differ."
+        )
     own = {unicodedata.normalize("NFC", f.name): f for f in inner}
     names = (
         first.class_names

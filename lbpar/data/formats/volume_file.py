@@ -43,6 +43,8 @@ class VolumeFile:
     parts : callable
         Gives the values inside spans (lo, hi) of D, H and W, of one channel or of all, as slices of what lies inside and values (d, h, w, c) in
         ``dtype``, in the order of the file, about a million at a time.
+    space : int
+        NIfTI's code of the space that ``affine`` leads to, as 1 of a scanner or 4 of MNI's template; 0 where the file does not say.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class VolumeFile:
     affine: Array | None
     orientation: Array | None
     parts: Callable[[Spans, int | None], Parts]
+    space: int = 0
 
     def read(self, spans: Spans | None = None) -> Array:
         """The values inside spans of D, H and W; default: all."""
@@ -199,4 +202,5 @@ def _nifti(path: Path) -> VolumeFile:
 
     depth, height, width = (stored[axis] for axis in order)
     affine = image.affine @ inv_ornt_aff(orientation, stored[:3])
-    return VolumeFile(path, (depth, height, width, stored[3]), dtype, affine, orientation, _checked(path, parts))
+    space = int(image.header["sform_code"]) or int(image.header["qform_code"])
+    return VolumeFile(path, (depth, height, width, stored[3]), dtype, affine, orientation, _checked(path, parts), space)
