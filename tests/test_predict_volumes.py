@@ -111,13 +111,19 @@ def test_one_file_to_one_file(
 
 def test_the_space_that_a_file_names_is_kept(trained: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "c.nii.gz", tmp_path / "p.nii.gz"
-    image = nib.load(trained / "d/images/c.nii.gz")
+    upright = nib.as_closest_canonical(nib.load(trained / "d/images/c.nii.gz"))
+    image = nib.Nifti1Image(upright.dataobj, np.diag([1.5, 2, 3, 1]))
     for q, s, kept in ((0, 4, 4), (1, 0, 1), (2, 3, 3)):
         image.set_qform(image.affine, q)
         image.set_sform(image.affine, s)
         nib.save(image, source)
         assert predict(["--run", str(trained / "run"), "--input", str(source), "--out", str(out), "--overwrite"]) == 0
         assert [int(nib.load(out).header[c]) for c in ("qform_code", "sform_code")] == [kept, kept]
+    sheared = image.affine @ np.array([[1, 0.3, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    nib.save(nib.Nifti1Image(image.dataobj, sheared), source)
+    assert predict(["--run", str(trained / "run"), "--input", str(source), "--out", str(out), "--overwrite"]) == 0
+    assert nib.load(out).get_qform(coded=True)[1] == 0  # nothing else could be said with a quaternion
+    np.testing.assert_allclose(nib.load(out).affine, sheared, atol=1e-4)
 
 
 def test_raw_numbers_are_predicted_as_their_name_says(trained: Path, scores: np.ndarray, tmp_path: Path) -> None:

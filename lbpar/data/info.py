@@ -10,11 +10,12 @@ from pathlib import Path
 
 from lbpar.config.paths import as_path
 from lbpar.config.plan_file import PlanFile, load_plan_file
+from lbpar.data.box import touched
 from lbpar.data.chunks import advice, whole_chunks
 from lbpar.data.hdf5 import Hdf5Dataset
 from lbpar.data.targets import check_targets
 from lbpar.errors import DataError
-from lbpar.layout.runs import Box, block
+from lbpar.layout.runs import Box, block, box_size
 
 _MOST = 20  # classes that are listed
 
@@ -101,7 +102,9 @@ def _with_plan(data: Hdf5Dataset, plan: PlanFile | None) -> Iterator[str]:
         yield "by this plan, processes read whole samples"
     else:
         said = advice(data, box, f"a process that has a block of it ({split})")
-        yield said or f"by this plan ({split}), a process reads little more than its block"
+        read = 1.0 if data.chunks is None else touched(data.chunks, data.sample_shape, box) / max(1, box_size(box))
+        much = f"{read:.2g} times its block" if read >= 1.5 else "little more than its block"
+        yield said or f"by this plan ({split}), a process reads {much}"
 
 
 def _occurring(labels: list[int], classes: int, said: bool) -> str:

@@ -253,6 +253,8 @@ def _volume(path: Path, place: _Place, channels: tuple[int, ...], dtype: np.dtyp
     header.set_xyzt_units("mm")
     header.set_qform(affine, place.space or "scanner")
     header.set_sform(affine, place.space or "scanner")
+    if not np.allclose(header.get_qform(), affine, rtol=1e-4, atol=1e-3):  # a quaternion has no shear
+        header["qform_code"] = 0
     header.set_slope_inter(1, 0)
     header.set_data_offset(_HEADER)
     size = _HEADER + prod((*own, *channels)) * dtype.itemsize

@@ -92,6 +92,11 @@ def test_info_says_what_a_plan_makes_of_it(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "plan.yaml").write_text("procs: 4\ngrid: [2, 2]\nops: {a: {D: 2, H: 2}}\n")
     assert main(["info", file, "--plan", str(tmp_path / "plan.yaml")]) == 0
     assert "a process reads little more than its block" in capsys.readouterr().out
+    with h5py.File(tmp_path / "small.h5", "w") as f:  # too small for advice, but the figure is told
+        f.create_dataset("x", (2, 8, 8, 8, 1), "f4", chunks=(1, 8, 8, 8, 1), data=np.zeros((2, 8, 8, 8, 1)))
+        f["y"] = np.zeros((2, 8, 8, 8), np.uint8)
+    assert main(["info", str(tmp_path / "small.h5"), "--plan", str(tmp_path / "plan.yaml")]) == 0
+    assert "(D in 2, H in 2), a process reads 4 times its block" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("plan", "more"), [("spatial", ""), ("spatial", "data.patches={per_sample: 1}"), ("data", "")])
