@@ -18,7 +18,7 @@ from lbpar.data.sampler import Sampler
 from lbpar.errors import ConfigError, LbparError
 from lbpar.json_text import write_text
 from lbpar.plan.resolve import optimizer_name
-from lbpar.shipped import shipped
+from lbpar.shipped import template
 from lbpar.streams import standard_streams
 from lbpar.study.predict import predict
 from lbpar.text import human_bytes, human_seconds
@@ -33,14 +33,6 @@ SAVED_PER_SECOND = 100e6
 #: In a template: how it takes a run file from its own command line.
 _USAGE = re.compile(r"if \[ \$# -lt 1 \]; then\n.*?\nfi\n", re.DOTALL)
 _TAKEN = "config=$1\nshift\n"
-
-
-def template(name: str) -> str:
-    """A template's text."""
-    path = shipped(f"jobs/slurm/{name}")
-    if path is None:
-        raise ConfigError(f"slurm: this installation lacks {name}; install lbpar again.")
-    return path.read_text(encoding="utf-8")
 
 
 def script(text: str, config: Path, options: dict[str, str], args: list[str]) -> str:

@@ -15,11 +15,14 @@ from typing import Any
 from lbpar.config.run_file import AUTO, RunConfig, dump, load_run_file
 from lbpar.errors import ConfigError
 from lbpar.json_text import dumps, write_text
+from lbpar.shipped import template
 from lbpar.study.points import Point
 
 FOUND, FAILED, LOG = "point.json", "failed.json", "log.txt"
 #: In a study's folder: number of its job array, while that is under way.
 JOB = "study.job"
+#: Of a study on Slurm, and its own copy.
+TEMPLATE = "study.sbatch"
 #: Seconds between two questions whether it is.
 NAP = 5.0
 #: Seconds that a launcher has to end its ranks, when a study is ended.
@@ -204,28 +207,19 @@ def submit(
         points = [p for p in points if outcome(out / p.folder) is None]
         if not points:
             return
-    names = " ".join(shlex.quote(p.folder) for p in points)
-    counts = " ".join(str(p.procs) for p in points)
-    words = shlex.join([sys.executable, "-m", "lbpar.study", "point"])
-    run = f"--launcher {shlex.quote(launcher)} {shlex.join(options)}"
-    run = f'exec {words} {shlex.quote(str(out))}/"${{points[i]}}" --procs "${{procs[i]}}" {run}'
-    script = out / "study.sbatch"
-    write_text(
-        script,
-        "\n".join(
-            [
-                "#!/bin/bash",
-                f"#SBATCH --job-name=lbpar-study --ntasks={max(p.procs for p in points)} --array=0-{len(points) - 1}",
-                f"#SBATCH --output={shlex.quote(str(out / 'slurm-%a.log'))}",
-                f"points=({names})",
-                f"procs=({counts})",
-                "i=$SLURM_ARRAY_TASK_ID",
-                run,
-                "",
-            ]
-        ),
-        "--out",
-    )
+    script = out / TEMPLATE
+    filled = {
+        "#SBATCH --ntasks=": str(max(p.procs for p in points)),
+        "#SBATCH --array=": f"0-{len(points) - 1}",
+        "#SBATCH --output=": shlex.quote(str(out / "slurm-%a.log")),
+        "points=": f"({shlex.join(str(out / p.folder) for p in points)})",
+        "procs=": f"({' '.join(str(p.procs) for p in points)})",
+        "measure=": f"({shlex.join([sys.executable, '-m', 'lbpar.study', 'point'])})",
+        "options=": f"({shlex.join(['--launcher', launcher, *options])})",
+    }
+    lines = template(TEMPLATE).splitlines()
+    text = [next((begin + value for begin, value in filled.items() if x.startswith(begin)), x) for x in lines]
+    write_text(script, "\n".join(text) + "\n", "--out")
     say(f"{len(points)} points as one job array: {script}")
     done = subprocess.run(
         ["sbatch", "--parsable", *words_of_slurm, str(script)],

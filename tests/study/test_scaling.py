@@ -355,7 +355,8 @@ def test_a_job_array_that_is_still_under_way_is_waited_for_and_not_submitted_aga
     told: list[str] = []
     launch.submit(tmp_path, points, "mpirun -n {procs}", [], "-p x", told.append)
     assert (tmp_path / "calls").read_text().split() == [*["--jobs=41"] * 3, "submitted", "--jobs=42"]
-    assert "points=(a-p2)" in (tmp_path / "script").read_text()
+    script = (tmp_path / "script").read_text()
+    assert f"\npoints=({tmp_path / 'a-p2'})\n" in script and "\n#SBATCH --ntasks=2\n" in script and "filled in:" not in script
     assert told[-1].startswith("a-p2: no result;") and not (tmp_path / launch.JOB).exists()
 
 
