@@ -69,6 +69,18 @@ def scores(trained: Path) -> np.ndarray:
         return network.predict(Hdf5Dataset(trained / "d.h5", y=None, dtype=np.float64))
 
 
+def test_hdf5_says_where_predictions_lie(trained: Path, tmp_path: Path) -> None:
+    """As the converted file does, whether that is predicted or the volumes themselves."""
+    names = ("files", "size", "affine", "spacing")
+    for i, source in enumerate(("d.h5", "d/images")):
+        out = tmp_path / f"{i}.h5"
+        assert predict(["--run", str(trained / "run"), "--input", str(trained / source), "--out", str(out)]) == 0
+        with h5py.File(out) as got, h5py.File(trained / "d.h5") as own:
+            assert set(got) == {"y", *names}
+            for name in names:
+                np.testing.assert_array_equal(got[name][...], own[name][...])
+
+
 def check(file: Path, source: Path, expected: np.ndarray) -> None:
     """A NIfTI file lies where its source does, in the same order, and holds what is expected in RAS+."""
     got, own = nib.load(file), nib.load(source)

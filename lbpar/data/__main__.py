@@ -63,8 +63,12 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         type=path_option,
         help="directory of IDX files, pictures, volumes (NIfTI, .npy, .raw) or CIFAR's binary files; .npz or HDF5 file; or images and labels as "
-        "two files",
+        "two files; or volumes or pictures, with --labels",
     )
+    convert.add_argument(
+        "--labels", nargs="+", default=(), type=path_option, metavar="FILE",
+        help="label maps of volumes, or masks of pictures, that are named one by one, in the same order; patterns in quotes are fine",
+    )  # fmt: skip
     convert.add_argument("--out", required=True, type=path_option, help="file to write")
     convert.add_argument("--split", default="", help="group to write into, for formats without splits (default: root)")
     convert.add_argument(

@@ -16,11 +16,12 @@ from lbpar.data.attributes import as_classes, find_attribute
 from lbpar.data.checks import check_samples, is_label
 from lbpar.data.formats.array_files import read_idx_folder, read_npz, read_pair
 from lbpar.data.formats.cifar import read_cifar_folder
-from lbpar.data.formats.folders import read_folder
+from lbpar.data.formats.folders import read_files, read_folder
 from lbpar.data.formats.hdf5_files import read_hdf5
 from lbpar.data.formats.pictures import SUFFIXES
 from lbpar.data.formats.volume_file import is_volume, stem
 from lbpar.data.formats.volumes import Fit, open_volumes
+from lbpar.data.many_files import found_files
 from lbpar.data.moments import channel_moments
 from lbpar.data.new_file import destination
 from lbpar.data.pieces import Rows, pieces
@@ -49,6 +50,7 @@ def convert(
     y: str | Sequence[str] = "y",
     chunk: Sequence[int] | None = None,
     each: bool = False,
+    labels: Sequence[str | Path] = (),
 ) -> list[Split]:
     """Convert one dataset to an HDF5 file, in the number type of the source.
 
@@ -58,8 +60,9 @@ def convert(
         One of: a directory of IDX files (``train-images-idx3-ubyte.gz`` and the like); an images and a labels file,
         both IDX or both NPY; an NPZ file with ``x_train, y_train, x_test, y_test`` or ``x, y``; a directory with a
         directory of pictures per class, or with ``images`` and ``masks``, or with ``train``, ``val`` and ``test`` that hold
-        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel), NPY or raw; a volume and its label map; a directory
-        of CIFAR-10's or CIFAR-100's binary files; an HDF5 file.
+        such directories (needs Pillow); the same with volumes, NIfTI (needs nibabel), NPY or raw; a volume and its label map; any number
+        of volumes or pictures, with ``labels``; a directory of CIFAR-10's or CIFAR-100's binary files; an HDF5 file. Patterns as
+        ``cases/*_t1.nii.gz`` name files in the order of their names.
     out : str or Path
         The file to write; splits of other names that it has already are kept.
     split : str
@@ -82,7 +85,9 @@ def convert(
     chunk : sequence of int, optional
         Compress in chunks of this part of a sample.
     each : bool
-        Of a folder of volumes and label maps: ``out`` is a folder, in which each volume gets a file of its own, of its own size.
+        Of volumes and label maps: ``out`` is a folder, in which each volume gets a file of its own, of its own size.
+    labels : sequence of path
+        The label maps, or masks, of volumes or pictures that are named one by one, in the same order.
 
     Returns
     -------
@@ -95,8 +100,8 @@ def convert(
         A source is missing, damaged, of no known format or doubtful; samples and labels do not fit each other or what the
         file has; the file cannot be written.
     """
-    paths = [as_path(s) for s in sources]
-    for p in paths:
+    paths, masks = (_named(some, what) for some, what in ((sources, "convert"), (labels, "--labels")))
+    for p in [*paths, *masks]:
         if not os.path.exists(p):
             raise DataError(f"{p}: no such file or directory.")
     if classes is not None and not 1 <= classes < 1 << 31:
@@ -109,13 +114,13 @@ def convert(
     fit = Fit(spacing, shape, pad, each=each)
     if paths[0].suffix.lower() in (".h5", ".hdf5"):
         _refuse_fit(paths[0], fit)
-        if len(paths) > 1 or (os.path.exists(out) and os.path.samefile(paths[0], out)):
-            raise DataError(f"{paths[0]}: expected one HDF5 file, and another name for the new one.")
+        if len(paths) > 1 or masks or (os.path.exists(out) and os.path.samefile(paths[0], out)):
+            raise DataError(f"{paths[0]}: expected one HDF5 file, without --labels, and another name for the new one.")
         found = read_hdf5(paths[0], split, xs, ys, dtype, test_share)
     elif dtype is not None or test_share is not None or (xs, ys) != (["x"], ["y"]):
         raise DataError(f"{paths[0]}: --type, --test-share, --x and --y are for HDF5 files.")
     else:
-        found = _read(paths, split, fit)
+        found = read_files(paths, masks, split, fit) if masks else _read(paths, split, fit)
     splits = _labelled([_ready(s, channels) for s in found], classes)
     most = max(len(values.shape) for s in splits for values in s.arrays().values()) - 1
     if chunk is not None and len(chunk) > most:
@@ -161,6 +166,11 @@ def _write_each(
     """A file for each split, named as what it comes from, in folders of their names."""
     number, made = max(s.classes for s in splits), []
     files = [out / s.name / f"{stem(Path(s.beside['files'][0].decode()))}.h5" for s in splits]
+    twice = next((f for i, f in enumerate(files) if f in files[:i]), None)
+    if twice is not None:
+        raise DataError(
+            f"convert: --each names files as their volumes are, and two of them would be {twice}; convert these separately."
+        )
     for path in files:
         destination(path, [""], overwrite)  # refused before one is written
     for path, s in zip(files, splits, strict=True):
@@ -168,6 +178,11 @@ def _write_each(
         made.append(replace(s, name="", classes=number))
         write(path, made[-1:], gzip=gzip, overwrite=overwrite, chunk=chunk)
     return [replace(s, name=str(path)) for s, path in zip(made, files, strict=True)]
+
+
+def _named(names: Sequence[str | Path], where: str) -> list[Path]:
+    """The files that paths and patterns name."""
+    return [Path(f) for f in found_files([str(as_path(n)) for n in names], where)[0]] if names else []
 
 
 def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
@@ -181,7 +196,10 @@ def _read(paths: list[Path], split: str, fit: Fit) -> list[Split]:
     if len(paths) == 2 and not any(p.is_dir() for p in paths):
         return read_pair(first, paths[1], split)
     if len(paths) != 1:
-        raise DataError(f"convert: got {len(paths)} sources, expected one, or an images and a labels file.")
+        raise DataError(
+            f"convert: got {len(paths)} sources, expected one, or an images and a labels file; label maps of several volumes or pictures are "
+            "named after `--labels`."
+        )
     if first.is_dir():
         found = read_idx_folder(first) or read_cifar_folder(first)
         if found:

@@ -101,6 +101,10 @@ class Dataset(ABC):
         """A few of the values that were not made from the run file, to compare."""
         return []
 
+    def beside(self, *names: str) -> list[Array] | None:
+        """What else is known of each sample, by name, such as ``affine``; None if one of them is missing."""
+        return None
+
     def around(self, n: int) -> tuple[Dataset, int, tuple[int, ...]]:
         """What sample n is cut out of: a dataset, the sample's number there, and where it begins in each spatial dimension."""
         return self, n, (0,) * (len(self.sample_shape) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,7 +30,7 @@ class ManyFiles(Hdf5Dataset):
     """
 
     def __init__(self, files: tuple[str, ...], split: str = "train", **options: Any) -> None:
-        found, self._shown = found_files(files, split)
+        found, self._shown = found_files(files, f"data.{split}")
         self._files, self._split = [os.path.abspath(f) for f in found], split
         self._names = options.get("x", "x"), options.get("y", "y")
         self._parts: list[tuple[Any, ...]] = []
@@ -103,14 +104,17 @@ class ManyFiles(Hdf5Dataset):
         return tuple((s.st_dev, s.st_ino) for s in map(os.stat, self._files))
 
 
-def found_files(files: tuple[str, ...], split: str) -> tuple[list[str], str]:
+def found_files(files: Sequence[str], where: str) -> tuple[list[str], str]:
     """The files that paths and patterns name, and what to call them all; none may come twice."""
-    found = [f for name in files for f in (sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name])]
+    found: list[str] = []
+    for name in files:
+        pattern = glob.has_magic(name) and not os.path.exists(name)  # a file may be called [1].nii
+        found += sorted(glob.glob(name, recursive=True)) if pattern else [name]
     if not found:
-        raise DataError(f"data.{split}: no file is called {', '.join(files)}.")
+        raise DataError(f"{where}: no file is called {', '.join(files)}.")
     double = next((f for i, f in enumerate(found) if f in found[:i]), None)
     if double is not None:
-        raise DataError(f"data.{split}: {double} comes twice; name each file once.")
+        raise DataError(f"{where}: {double} comes twice; name each file once.")
     return found, files[0] if len(files) == 1 else f"{len(files)} files, from {files[0]}"
 
 

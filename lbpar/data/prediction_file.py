@@ -28,6 +28,8 @@ Array = NDArray[Any]
 Put = Callable[[tuple[slice, ...], Array], None]
 PutNamed = Callable[[str, tuple[slice, ...], Array], None]
 SUFFIXES = (".h5", ".hdf5", ".npy", ".nii", ".nii.gz")
+BESIDE = ("files", "size", "affine", "spacing")
+"""What files of predictions say of each sample as the data do (`lbpar.data.formats.volumes`): where it is from and lies, and its size before padding."""
 _HEADER = 352  # of a NIfTI file: bytes before its values
 
 
@@ -52,7 +54,7 @@ def prediction_file(
     path : Path
         HDF5 (dataset ``y``, and ``labels``), NPY or NIfTI by its name; a name without suffix is a folder of NIfTI files.
     data : Dataset
-        What is predicted; NIfTI takes its places.
+        What is predicted; NIfTI takes its places, and HDF5 what it says of each sample (`BESIDE`).
     shape : (samples, ..., channels)
         Of the scores.
     dtype : dtype
@@ -69,7 +71,7 @@ def prediction_file(
             f"predict: the network's output has the shape {tuple(shape[1:])}, expected a score per class for labels."
         )
     if path.suffix in (".h5", ".hdf5"):
-        return _alone(several_in_hdf5(path, {"y": shape}, dtype, {"y": "labels"} if labels else {}))
+        return _alone(several_in_hdf5(path, data, {"y": shape}, dtype, {"y": "labels"} if labels else {}))
     if labels:
         shape, dtype = shape[:-1], label_type(shape[-1])
     if path.suffix == ".npy":
@@ -136,7 +138,7 @@ def _alone(file: AbstractContextManager[PutNamed]) -> Iterator[Put]:
 
 @contextmanager
 def several_in_hdf5(
-    path: Path, shapes: Mapping[str, Sequence[int]], dtype: np.dtype[Any], labels: Mapping[str, str]
+    path: Path, data: Dataset, shapes: Mapping[str, Sequence[int]], dtype: np.dtype[Any], labels: Mapping[str, str]
 ) -> Iterator[PutNamed]:
     """A file with a dataset of scores for each output; parameters as of `prediction_file`.
 
@@ -148,6 +150,10 @@ def several_in_hdf5(
             file.create_dataset(name, tuple(shape), dtype)
             if name in labels:
                 file.create_dataset(labels[name], tuple(shape[:-1]), label_type(shape[-1]))
+        for name in BESIDE:
+            known = None if name in file else data.beside(name)  # an output may have the name
+            if known is not None:
+                file[name] = known[0]
 
         def put(name: str, where: tuple[slice, ...], part: Array) -> None:
             try:

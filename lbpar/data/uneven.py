@@ -43,7 +43,7 @@ class UnevenFiles(Dataset):
     """
 
     def __init__(self, files: tuple[str, ...], split: str = "train", **options: Any) -> None:
-        found, shown = found_files(files, split)
+        found, shown = found_files(files, f"data.{split}")
         cache = options.pop("cache", 0) // len(found)
         self.files = [Hdf5Dataset(f, split, cache=cache, **options) for f in found]
         first = self.files[0]

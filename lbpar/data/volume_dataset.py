@@ -60,7 +60,7 @@ class VolumeDataset(Dataset):
         if larger:
             self._sizes = [tuple(np.maximum(shape, v.shape[:3]).tolist()) for v in self._volumes]
         largest = np.max(self._sizes, axis=0).tolist()
-        x, _, _, _ = open_volumes(self.files, fit=Fit(inside=largest))  # refuses what does not go together
+        x, _, _, self._beside = open_volumes(self.files, fit=Fit(inside=largest))  # refuses what does not go together
         self._room, self._last = cache, -1
         self._held: tuple[int, Array] | None = None
         self._stored, self._least, self._statistics = x.dtype, dict[int, Any](), dict[int, Array]()
@@ -72,6 +72,10 @@ class VolumeDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def beside(self, *names: str) -> list[Array] | None:
+        """As a file that they were converted to would."""
+        return [self._beside[n] for n in names] if set(names) <= set(self._beside) else None
 
     def extents(self, n: int) -> tuple[int, ...]:
         return self._sizes[n]

@@ -15,6 +15,7 @@ from lbpar.layout.exchange import many_volume, volume
 from lbpar.program.steps import Program, Start, StartMany
 from lbpar.program.words import itemsize
 from lbpar.transport.base import Sent, Transport
+from lbpar.whole_file import beside
 
 LIMIT = 50_000
 """Events kept per rank: the first steps of a long run tell enough."""
@@ -202,7 +203,5 @@ def _write(path: Path, everyone: list[list[dict[str, Any]]], facts: dict[str, An
         "displayTimeUnit": "ms",
         "otherData": facts,
     }
-    try:
-        path.write_text(json.dumps(content), encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"run.trace: {path} cannot be written: {error.strerror or error}.") from None
+    with beside(path, lambda reason: CheckpointError(f"run.trace: {path} cannot be written: {reason}.")) as part:
+        part.write_text(json.dumps(content), encoding="utf-8")

@@ -117,13 +117,15 @@ def _ended() -> Iterator[None]:
 
 def run_compare(first: Path, second: Path) -> int:
     """The `compare` command."""
-    from lbpar.study.scaling import compare
+    from lbpar.study.scaling import compare, differences
     from lbpar.tables import print_table
 
     rows = compare(first, second)
     print_table(rows, ["plan", "processes", str(first), str(second), "second / first"])
     if any("~" in cell for row in rows for cell in row[2:4]):
         print("~ predicted, not measured")
+    for difference in differences(first, second):
+        print(f"not the same: {difference}")
     return 0
 
 

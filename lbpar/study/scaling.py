@@ -17,8 +17,9 @@ from typing import Any
 from lbpar.config.arguments import given_run
 from lbpar.config.parallel import STRATEGIES
 from lbpar.config.run_file import RunConfig, dump
+from lbpar.config.yaml_text import parse_yaml
 from lbpar.cost.machine import Machine, find_machine
-from lbpar.errors import ConfigError
+from lbpar.errors import ConfigError, LbparError
 from lbpar.json_text import dumps, write_text
 from lbpar.provenance import provenance
 from lbpar.runtime.room import node_memory
@@ -30,7 +31,7 @@ from lbpar.study.points import STRONG, Point, make_points, parse_plans, parse_pr
 from lbpar.study.predict import predict
 from lbpar.study.table import make_rows, to_csv
 from lbpar.tables import print_table
-from lbpar.text import human_bytes, human_seconds
+from lbpar.text import flatten, human_bytes, human_seconds
 from lbpar.threads import cores
 from lbpar.train.lock import run_lock
 from lbpar.train.setup import build_graph
@@ -237,7 +238,7 @@ def compare(first: Path, second: Path) -> list[tuple[str, int, str, str, str]]:
     ConfigError
         A folder holds no study, or they have no point in common.
     """
-    a, b = (_load(path) for path in (first, second))
+    a, b = (_points(path) for path in (first, second))
     shared = [k for k in a if k in b]
     if not shared:
         raise ConfigError(f"study compare: {first} and {second} have no point (plan and processes) in common.")
@@ -252,9 +253,25 @@ def compare(first: Path, second: Path) -> list[tuple[str, int, str, str, str]]:
     return rows
 
 
-def _load(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def differences(first: Path, second: Path) -> list[str]:
+    """What two studies were asked for that is not the same: the field of the run file, or an option, and both values."""
+    a, b = (_load(folder, _wanted) for folder in (first, second))
+    return [f"{name}: {a.get(name)} | {b.get(name)}" for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def _points(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    times = "seconds", "predicted_seconds"
+    return _load(folder, lambda s: {(Path(r["plan"]).stem, r["procs"]): {k: r[k] for k in times} for r in s["rows"]})
+
+
+def _wanted(study: Mapping[str, Any]) -> dict[str, Any]:
+    run = flatten(parse_yaml(study["run"], "the study's run file"), ".")
+    return {"kind": study["kind"], "grow": study["grow"], **{k: v for k, v in run.items() if k != "run.out"}}
+
+
+def _load(folder: Path, part: Callable[[dict[str, Any]], dict[Any, Any]]) -> dict[Any, Any]:
+    """Of a study's file, what ``part`` takes."""
     try:
-        rows = json.loads((folder / "study.json").read_text(encoding="utf-8"))["rows"]
-        return {(Path(r["plan"]).stem, r["procs"]): {k: r[k] for k in ("seconds", "predicted_seconds")} for r in rows}
-    except (OSError, ValueError, KeyError, TypeError):
+        return part(json.loads((folder / "study.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, LbparError):
         raise ConfigError(f"study compare: {folder} holds no study.json of a finished study.") from None

@@ -428,7 +428,7 @@ class Evaluator:
             )
         shapes = {name: (len(data), *self.output_shape(data.sample_shape, name)) for name in graph.outputs}
         classes = {n: f"{n}_labels" for n, (_, loss) in graph.compared.items() if labels and loss.labels}
-        with several_in_hdf5(path, shapes, dtype, classes) as put_named:
+        with several_in_hdf5(path, getattr(data, "main", data), shapes, dtype, classes) as put_named:
             yield put_named
 
     def _given(self, x: Given | Mapping[str, Given], normalised: bool) -> Dataset:

@@ -338,6 +338,9 @@ def test_what_samples_cannot_be_changed_by_is_refused(monkeypatch: pytest.Monkey
         changed(SyntheticDataset(4, (5,)), blur={})
     with pytest.raises(DataError, match="rotate: got samples of shape .5, 1., expected at least 2 spatial dimensions"):
         changed(SyntheticDataset(4, (5, 1)), rotate={})
+    changed(SyntheticDataset(4, (5, 3, 1)), crop_pad=2)
+    with pytest.raises(DataError, match="crop_pad: got 3 for samples of shape .5, 3, 1., expected less than 3"):
+        changed(SyntheticDataset(4, (5, 3, 1)), crop_pad=3)
     monkeypatch.setattr("lbpar.data.augment.apply.find_spec", lambda name: None)
     with pytest.raises(DataError, match="data.augment.elastic: it needs scipy"):
         changed(SyntheticDataset(4, (5, 5, 1)), elastic={})

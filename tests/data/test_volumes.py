@@ -142,6 +142,50 @@ def test_volumes_of_all_splits_come_to_one_size_and_type(tmp_path: Path) -> None
     assert [(f.stored_type(False), f.stored_type(True)) for f in files] == [(np.float32, np.int16)] * 3
 
 
+def test_files_that_are_named_one_by_one(tmp_path: Path) -> None:
+    """By patterns or in any order; the names must go together."""
+    cases = ("sub-10", "sub-11", "sub-2[x]")
+    for i, case in enumerate(cases):
+        save(tmp_path / case / "anat/t1.nii.gz", draw(i, (4, 3, 5), "int16"))
+        save(tmp_path / case / "anat/seg.nii", draw(i, (4, 3, 5), "uint8", 3))
+    convert([tmp_path / "*/anat/t1.nii.gz"], tmp_path / "a.h5", labels=[tmp_path / "*/anat/seg.nii"])
+    order = [cases[i] for i in (2, 0, 1)]
+    images, maps = ([tmp_path / c / "anat" / name for c in order] for name in ("t1.nii.gz", "seg.nii"))
+    convert(images, tmp_path / "b.h5", labels=maps)
+    for name in ("x", "y", "affine"):
+        a, b = read(tmp_path / "a.h5", name), read(tmp_path / "b.h5", name)
+        np.testing.assert_array_equal(b, a[[2, 0, 1]])
+    np.testing.assert_array_equal(read(tmp_path / "b.h5", "y")[1], nib.as_closest_canonical(nib.load(maps[1])).dataobj)
+    assert [f.decode() for f in read(tmp_path / "b.h5", "files")] == [str(f) for f in images]
+    [split] = convert(images[:1], tmp_path / "one.h5", labels=maps[:1])
+    assert len(split.x) == 1
+    with pytest.raises(DataError, match="two of them would be .*t1.h5"):
+        convert(images, tmp_path / "each", labels=maps, each=True)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (["a_t1.nii", "b_t1.nii"], ["b_seg.nii", "a_seg.nii"], "a_t1.nii with the labels .*b_seg.nii, expected names that go together"),
+        (["a_t1.nii", "b_t1.nii"], ["a_seg.nii"], "got 2 images and 1 labels"),
+        (["a_t1.nii", "b_t1.nii", "a_seg.nii"], [], "got 3 sources, .* named after `--labels`"),
+        (["?_t1.nii"], ["?_mask.nii"], "--labels: no file is called .*_mask.nii"),
+        (["a_t1.nii", "a_t1.nii"], ["a_seg.nii", "b_seg.nii"], "a_t1.nii comes twice"),
+        (["a_t1.nii", "notes.txt"], ["a_seg.nii", "b_seg.nii"], "notes.txt: expected a volume"),
+    ],
+)  # fmt: skip
+def test_names_that_do_not_go_together_are_refused(
+    tmp_path: Path, images: list[str], labels: list[str], words: str
+) -> None:
+    for case in "ab":
+        save(tmp_path / f"{case}_t1.nii", draw(1, (4, 3, 5), "int16"))
+        save(tmp_path / f"{case}_seg.nii", draw(1, (4, 3, 5), "uint8", 3))
+    (tmp_path / "notes.txt").write_text("none")
+    with pytest.raises(DataError, match=words):
+        convert([tmp_path / f for f in images], tmp_path / "o.h5", labels=[tmp_path / f for f in labels])
+    assert not (tmp_path / "o.h5").exists()
+
+
 def test_padding_is_the_least_finite_value(tmp_path: Path) -> None:
     values = np.full((3, 2, 2), 7, np.float32)
     values[0, 0], values[1, 1, 0] = np.nan, -np.inf

@@ -296,11 +296,19 @@ def test_two_studies_are_compared_in_units_that_people_read(tmp_path: Path, caps
         none = {"plan": "auto", "seconds": None, "predicted_seconds": None}
         (tmp_path / name).mkdir()
         (tmp_path / name / "study.json").write_text(
-            json.dumps({"rows": [none | {"procs": p, key: t} for p, t in times.items()]})
+            json.dumps(
+                {
+                    "kind": "strong",
+                    "grow": None,
+                    "run": f"train: {{batch: {8 * len(times)}, epochs: 1}}\nrun: {{out: {name}}}\n",
+                    "rows": [none | {"procs": p, key: t} for p, t in times.items()],
+                }
+            )
         )
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    heads, *rows, note = capsys.readouterr().out.splitlines()
+    heads, *rows, note, other = capsys.readouterr().out.splitlines()
     assert heads.split()[-3:] == ["second", "/", "first"] and note == "~ predicted, not measured"
+    assert other == "not the same: train.batch: 24 | 32"
     assert [re.split(" {2,}", r.strip()) for r in rows] == [
         ["auto", "1", "2.5 s", "~5 s", "2.00"],
         ["auto", "2", "12.5 ms", "~10 ms", "0.80"],
@@ -356,7 +364,11 @@ def test_a_job_array_that_is_still_under_way_is_waited_for_and_not_submitted_aga
     launch.submit(tmp_path, points, "mpirun -n {procs}", [], "-p x", told.append)
     assert (tmp_path / "calls").read_text().split() == [*["--jobs=41"] * 3, "submitted", "--jobs=42"]
     script = (tmp_path / "script").read_text()
-    assert f"\npoints=({tmp_path / 'a-p2'})\n" in script and "\n#SBATCH --ntasks=2\n" in script and "filled in:" not in script
+    assert (
+        f"\npoints=({tmp_path / 'a-p2'})\n" in script
+        and "\n#SBATCH --ntasks=2\n" in script
+        and "filled in:" not in script
+    )
     assert told[-1].startswith("a-p2: no result;") and not (tmp_path / launch.JOB).exists()
 
 

@@ -76,6 +76,11 @@ def _check(dataset: Dataset, augment: Augment, asked: list[str]) -> None:
             raise DataError(
                 f"data.augment.{name}: got samples of shape {shape}, expected at least {least} spatial dimension{'s' * (least > 1)}."
             )
+    if "crop_pad" in asked and augment.border == "zero" and augment.crop_pad >= min(shape[:-1]):
+        raise DataError(
+            f"data.augment.crop_pad: got {augment.crop_pad} for samples of shape {shape}, expected less than {min(shape[:-1])}: nothing of "
+            "a sample would be left where it is shifted so far."
+        )
     moved = next((name for name in asked if name in _MOVES), None)
     if moved and target_space(dataset) not in ((), shape[:-1]):
         raise DataError(

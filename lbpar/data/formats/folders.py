@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from dataclasses import replace
@@ -127,13 +128,52 @@ def _masked(images: Path, masks: Path, split: str, left_out: list[str], fit: Fit
         raise DataError(
             f"{lossy}: JPEG changes the values of pixels, which are numbers of classes; save masks as PNG or TIFF."
         )
+    return _paired([(f, labels[n]) for n, f in pictures.items()], f"{images} and {masks}", split, left_out, fit)
+
+
+def _paired(pairs: list[tuple[Path, Path]], where: str, split: str, left_out: list[str], fit: Fit) -> list[Split]:
+    """Pictures or volumes, each with its mask."""
     found: list[Split] = []
-    for names in [(n,) for n in pictures] if fit.each else [tuple(pictures)]:
-        x, y, words, beside = _open([pictures[n] for n in names], [labels[n] for n in names], fit)
-        where = f"{pictures[names[0]]} and {labels[names[0]]}" if fit.each else f"{images} and {masks}"
-        origin = f"{where}: {words}, and a class per {'voxel' if beside else 'pixel'}"
+    for some in [[pair] for pair in pairs] if fit.each else [pairs]:
+        x, y, words, beside = _open([f for f, _ in some], [m for _, m in some], fit)
+        named = f"{some[0][0]} and {some[0][1]}" if fit.each else where
+        origin = f"{named}: {words}, and a class per {'voxel' if beside else 'pixel'}"
         found.append(Split(split, x, y, origin=origin, remarks=[] if found else _told(left_out), beside=beside))
     return found
+
+
+def read_files(images: list[Path], masks: list[Path], split: str, fit: Fit) -> list[Split]:
+    """The same of files that are named one by one: the n-th mask is that of the n-th picture or volume.
+
+    Raises
+    ------
+    DataError
+        They are no pictures or volumes, not as many, or their names do not go together: what is different in the names of one list must be
+        the same in the other, as in ``a_t1.nii, b_t1.nii`` and ``a_seg.nii, b_seg.nii``.
+    """
+    other = next((f for f in [*images, *masks] if not _is_picture(f)), None)
+    if other is not None:
+        raise DataError(
+            f"{other}: expected a volume (.nii[.gz], .npy, .raw) or a picture ({', '.join(s[1:] for s in SUFFIXES)})."
+        )
+    if len(masks) != len(images):
+        raise DataError(f"convert: got {len(images)} images and {len(masks)} labels, expected as many of both.")
+    parts = zip(*(_different(files) for files in (images, masks)), strict=True)
+    odd = next((i for i, (a, b) in enumerate(parts) if a != b), None)
+    if odd is not None:
+        raise DataError(
+            f"convert: got {images[odd]} with the labels {masks[odd]}, expected names that go together, as in a_t1.nii with a_seg.nii. Name "
+            "both in the same order."
+        )
+    return _paired(list(zip(images, masks, strict=True)), f"{images[0]} and {masks[0]}, ...", split, [], fit)
+
+
+def _different(files: list[Path]) -> list[str]:
+    """What of each path is not common to all of them; it ends where a word does."""
+    names = [unicodedata.normalize("NFC", str(f.absolute().parent / stem(f))) for f in files]
+    begin, end = os.path.commonprefix(names), os.path.commonprefix([n[::-1] for n in names])[::-1]
+    begin, end = re.sub(r"[^-_. /]+$", "", begin), re.sub(r"^[^-_. /]+", "", end)
+    return [n[len(begin) : len(n) - len(end)] for n in names]
 
 
 def _open(files: list[Path], masks: list[Path] | None, fit: Fit) -> tuple[Rows, Any, str, dict[str, Any]]:
