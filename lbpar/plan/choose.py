@@ -356,7 +356,7 @@ def _notes(choice: Choice, procs: int, grid: Grid) -> Iterator[str]:
         yield f"Processes: {procs} has the prime factor {large}, which a loop takes whole or not at all{hint}."
     if not choice.solution.exact:
         yield f"Search: bounded, not exact; no plan of this space is more than {100 * choice.solution.gap:.2g} % cheaper."
-    used = max((grid.ways(tuple(a for axes in g.values() for a in axes)) for g in choice.plan.ops.values()), default=1)
+    used = choice.plan.used
     if used < grid.size:
         yield f"Processes: no layer splits over more than {used} of {grid.size}; the rest repeats the same work. Use {used} process{'es' if used > 1 else ''}."
     peak, device = choice.priced.memory.peak, choice.machine.memory

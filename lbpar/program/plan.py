@@ -184,6 +184,12 @@ class Plan:
         stages = self.pipeline.axes if self.pipeline is not None and self.pipeline.delayed else ()
         return tuple(a for a in self.grid.axes if a not in stages)
 
+    @property
+    def used(self) -> int:
+        """Processes over which the layer is split that is split most, in all stages; with more, each works as one of these does."""
+        ways = (self.grid.ways(tuple(a for axes in op.values() for a in axes)) for op in self.ops.values())
+        return max(ways, default=1) * (self.grid.ways(self.pipeline.axes) if self.pipeline is not None else 1)
+
     def age(self, rank: int) -> int:
         """Updates that the weights of a rank's stage have seen since those that a gradient is of, when it is applied."""
         if self.pipeline is None or not self.pipeline.delayed:

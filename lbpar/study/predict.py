@@ -14,7 +14,8 @@ from lbpar.train.setup import build_graph
 
 
 def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
-    """What the planner expects of a point: ``predicted``, and ``idle_ranks``: how many processes get no sample in some layer.
+    """What the planner expects of a point: ``predicted``; ``idle_ranks``: how many processes get no sample in some layer; ``used_ranks``: over how many the
+    layer is split that is split most, the others repeating what one of these does.
 
     Parameters
     ----------
@@ -42,4 +43,5 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
         "machine": machine.name,
         "strategy": best.name,
         "idle_ranks": procs * (ways - batch) // ways if ways > batch else 0,
+        "used_ranks": best.plan.used,
     }

@@ -212,6 +212,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         remarks.append("predicted for a machine that was busy when it was measured")
     if row["idle_ranks"]:
         remarks.append(f"{row['idle_ranks']} processes without a sample")
+    if (row["used_ranks"] or row["procs"]) < row["procs"]:
+        remarks.append(f"no layer splits over more than {row['used_ranks']}")
     if row["error"]:
         remarks.append("failed")
     return [

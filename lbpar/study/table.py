@@ -13,7 +13,7 @@ from lbpar.study.points import STRONG, Point
 COLUMNS = (
     "plan", "procs", "batch", "input", "seconds", "spread", "samples_per_second", "speedup", "efficiency", "predicted_seconds",
     "predicted_speedup", "predicted / measured", "memory", "predicted_memory", "bytes", "predicted_bytes", "imbalance", "hosts",
-    "oversubscribed", "idle_ranks", "error",
+    "oversubscribed", "idle_ranks", "used_ranks", "error",
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def make_rows(kind: str, points: Sequence[Point], found: Sequence[Mapping[str, A
             "predicted_memory": predicted.get("memory"),
             "predicted_bytes": predicted.get("bytes"),
             "idle_ranks": f.get("idle_ranks"),
+            "used_ranks": f.get("used_ranks"),
             "parts": f.get("parts", {}),
             "predicted_parts": predicted_parts(predicted),
             "repeats": f.get("repeats", []),

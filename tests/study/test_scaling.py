@@ -282,7 +282,11 @@ def test_a_study_is_predicted_where_samples_are_fewer_than_processes(
     assert main(line) == 0
     one, many = json.loads((out / "study.json").read_text())["rows"]
     assert one["seconds"] is None and one["idle_ranks"] == 0 and many["idle_ranks"] == 12
-    assert "12 processes without a sample" in capsys.readouterr().out
+    assert "12 processes without a sample" in capsys.readouterr().out and many["used_ranks"] == 16
+    assert main([*line[:4], "1024", "--plans", "auto", "--predict", "--out", f"{out}2"]) == 0
+    (row,) = json.loads(Path(f"{out}2", "study.json").read_text())["rows"]
+    assert row["used_ranks"] < 1024
+    assert f"no layer splits over more than {row['used_ranks']}" in capsys.readouterr().out
     assert main(["compare", str(out), str(run_file.parent)]) == 2
     assert "holds no study.json" in capsys.readouterr().err
 
