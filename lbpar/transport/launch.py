@@ -32,6 +32,8 @@ from lbpar.streams import standard_streams
 from lbpar.threads import ranks_found
 from lbpar.transport.base import Transport
 from lbpar.transport.checked import CheckedTransport
+from lbpar.transport.ending import SECONDS as ABORT_SECONDS
+from lbpar.transport.ending import abort_all
 from lbpar.transport.mpi import MpiTransport, load_mpi
 from lbpar.transport.request import Request
 from lbpar.transport.single import SingleTransport
@@ -225,9 +227,10 @@ class _Job:
             if text:
                 print(text, file=sys.stderr, flush=True)
         # Ending MPI can hang if the failure left messages under way.
-        guard = threading.Timer(5.0, os._exit, (code,))
+        guard = threading.Timer(5.0 + ABORT_SECONDS, os._exit, (code,))
         guard.daemon = True
         guard.start()
+        abort_all()
         return code
 
     def _fail_alone(self, error: BaseException, code: int) -> int:
@@ -289,6 +292,7 @@ def _start_mpi() -> Any:
 
 def _die(mpi: Any, message: str) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
+    abort_all()
     started = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     if started and (mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main()):
         mpi.COMM_WORLD.Abort(1)

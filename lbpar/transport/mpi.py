@@ -39,6 +39,7 @@ from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
 from lbpar.transport.base import Array, Counter, Transport, pieces, proper_axes, reduce_into
 from lbpar.transport.calls import Call
+from lbpar.transport.ending import abort_all
 from lbpar.transport.request import Done, Request
 from lbpar.transport.watch import START, Watch, hang_seconds
 
@@ -230,6 +231,7 @@ class MpiTransport(Transport):
 
     def abort(self, message: str) -> NoReturn:
         print(message, file=sys.stderr, flush=True)
+        abort_all()
         self._comm.Abort(1)
         os._exit(1)  # not reached with any MPI known to us
 

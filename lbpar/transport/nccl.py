@@ -10,7 +10,7 @@ group of calls. Counts above ``limit`` go in several calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
 from lbpar.transport.base import Array, Transport, proper_axes
 from lbpar.transport.calls import Call
+from lbpar.transport.ending import Holder, hold, unhold
 from lbpar.transport.request import Request
 
 LIMIT = 1 << 30
@@ -31,7 +32,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-class NcclTransport(Transport):
+class NcclTransport(Transport, Holder):
     """The transport of one process with a device of its own.
 
     Parameters
@@ -64,6 +65,7 @@ class NcclTransport(Transport):
             unique = self.control.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
             with self._waiting("all ranks to connect"):
                 self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+        hold(self)
 
     def attach(self, device: Device) -> None:
         assert not device.host
@@ -88,9 +90,12 @@ class NcclTransport(Transport):
         self.control.barrier()
 
     def abort(self, message: str) -> NoReturn:
-        for comm in self._comms.values():
-            comm.abort()  # kernels that wait for a rank that is gone would keep the process from ending
         self.control.abort(message)
+
+    def aborts(self) -> list[Callable[[], object]]:
+        # Side by side: an abort may wait for all work of the device, where kernels of the others wait for a rank that is
+        # gone (NVIDIA/nccl#1013).
+        return [comm.abort for comm in (*list(self._comms.values()), self._world)]
 
     def close(self) -> None:
         self.disconnect()
@@ -101,6 +106,7 @@ class NcclTransport(Transport):
             with self._waiting("to disconnect"):
                 if not self.device.host:
                     self._stream.synchronize()
+                unhold(self)  # what is being destroyed must not be aborted
                 for comm in (*self._comms.values(), self._world):
                     comm.destroy()
             self._comms, self._world = {}, None

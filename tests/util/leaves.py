@@ -1,4 +1,4 @@
-"""A job of ranks with devices in which rank 1 does not come to a sum: it ``raises``, ``dies``, or ``stops`` for ever, also ``before`` groups are made."""
+"""A job of ranks with devices in which rank 1 does not come to a sum: it ``raises``, ``aborts``, ``dies``, or ``stops`` for ever, also ``before`` groups are made."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         match sys.argv[1]:
             case "raises":
                 raise RuntimeError("a bug on one rank")
+            case "aborts":
+                transport.abort("lbpar: that is enough")
             case "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stops":
