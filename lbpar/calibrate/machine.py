@@ -171,7 +171,7 @@ def measure_machine(
     with transport.counter.paused():
         kernels = transport.bcast(parts.find("kernels"))
         if kernels is None:
-            kernels = _kernels(made, engine.dtype, transport, programs, rounds, before < cores, limit, every)
+            kernels = _kernels(made, engine.arithmetic, transport, programs, rounds, before < cores, limit, every)
             parts.keep("kernels", kernels, Trust(kernels.loads, kernels.spread))
         after = perf_counter()
         file, moves, whole = _file(kernels.compute, memory), [], WholeSteps()
@@ -187,7 +187,7 @@ def measure_machine(
         # Nodes differ, and all ranks must time the same plans.
         file = transport.bcast(file.model_copy(update={"cores": cores if ranks > cores else None}))
         if network is not None:
-            whole = measure_steps(made, moved, *network, Machine(file), engine.dtype, seconds)
+            whole = measure_steps(made, moved, *network, Machine(file), engine.arithmetic, seconds)
             file = slower(file, whole.factor)
         if moved is not transport:
             moved.disconnect()

@@ -77,6 +77,11 @@ class EngineConfig(Section):
     )
 
     @property
+    def arithmetic(self) -> str:
+        """What prices know of its type: `dtype`, or ``tf32`` for arrays of float32 that are multiplied in TF32."""
+        return "tf32" if self.name == "cupy" and self.dtype == "float32" and self.tf32 else self.dtype
+
+    @property
     def planned(self) -> dict[str, Any]:
         """What plans know of it: whether interiors of convolutions are computed while halos are under way, and room for products."""
         gpu = self.name == "cupy"

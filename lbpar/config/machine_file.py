@@ -93,7 +93,9 @@ class RateConfig(Section):
     n: Count = Field(description="Columns: local filters.")
     k: Count = Field(description="Terms of each sum: local channels times taps.")
     taps: Count = Field(default=1, description="Taps of the window, as in 9 for 3 x 3.")
-    dtype: Text = Field(default="float32", description="Type of the elements.")
+    dtype: Text = Field(
+        default="float32", description="Type of the elements; `tf32` of float32 that is multiplied in TF32."
+    )
     rate: PerSecond = Field(
         description="Operations per second reached (a multiply-add is two), or bytes, without the start."
     )
@@ -102,7 +104,9 @@ class RateConfig(Section):
 class ComputeConfig(Section):
     """What one device computes."""
 
-    peak: dict[str, PerSecond] = Field(min_length=1, description="Operations per second per type.")
+    peak: dict[str, PerSecond] = Field(
+        min_length=1, description="Operations per second per type; `tf32` of float32 that is multiplied in TF32."
+    )
     efficiency: Efficiency = Field(default=0.7, description="Part of the peak that large kernels reach.")
     half_m: Half = Field(default=0.0, description="Rows at which half of that efficiency is reached.")
     half_n: Half = Field(default=0.0, description="The same for columns (filters).")

@@ -14,7 +14,7 @@ from lbpar.graph.loops import Index, Kernel, Operand
 from lbpar.layout.cuts import pick
 from lbpar.layout.grid import Axes, Grid
 
-ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "int32": 4}
+ITEM = {"float64": 8, "int64": 8, "opaque": 8, "float32": 4, "tf32": 4, "int32": 4}
 HALF_TYPES = ("bfloat16", "float16")
 _PARAMETERS = frozenset({"weight", "bias", "dweight", "dbias"})
 

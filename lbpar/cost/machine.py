@@ -29,6 +29,9 @@ from lbpar.text import nearest
 #: A number, or an array of one number per configuration.
 Many = Any
 
+#: Where kernels were measured in one of these only, it stands for the other: the arrays are the same, and so are all kernels but products.
+ALIKE = {"tf32": "float32", "float32": "tf32"}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -214,9 +217,10 @@ class Machine:
 
     def measured_rate(self, kernel: str, shape: tuple[Many, Many, Many, int], dtype: str) -> Many | None:
         """The rate of a kernel by the measured table; None where that does not have it."""
-        if (kernel, dtype) not in self._tables:
+        table = self._tables.get((kernel, dtype)) or self._tables.get((kernel, ALIKE.get(dtype, dtype)))
+        if table is None:
             return None
-        where, log_rates = self._tables[kernel, dtype]
+        where, log_rates = table
         at = np.log(np.stack(np.broadcast_arrays(*(np.maximum(1, np.asarray(v, float)) for v in shape)), -1))
         weight = 1.0 / (((at[..., None, :] - where) ** 2).sum(-1) + 1e-6) ** 2
         return np.exp((weight * log_rates).sum(-1) / weight.sum(-1))

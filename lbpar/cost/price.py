@@ -129,7 +129,7 @@ def price(program: Program, machine: Machine, dtype: str = "float32", optimizer:
     machine : Machine
         Rates and links.
     dtype : str
-        The network's type.
+        The network's type, or ``tf32`` (`lbpar.config.engine.EngineConfig.arithmetic`).
     optimizer : str
         A key of `SLOTS`.
     """

@@ -386,7 +386,7 @@ def _job(args: argparse.Namespace) -> Job:
     given = {"strategy": strategy, "layers": {k: dict(v) for k, v in parallel.layers.items()}, "memory": memory}
     parallel = check(ParallelConfig, {**parallel.model_dump(), **given}, "--strategy")
     engine = config.engine if config else EngineConfig()
-    dtype = args.dtype or engine.dtype
+    engine = engine.model_copy(update={"dtype": args.dtype or engine.dtype})
     return Job(
         _with_loss(load_graph(section, config.parallel.norm if config else None), args, config),
         _model_text(section),
@@ -395,10 +395,10 @@ def _job(args: argparse.Namespace) -> Job:
         args.machine or (config.machine if config else "auto"),
         memory,
         strategy,
-        dtype,
+        engine.arithmetic,
         args.optimizer or (optimizer_name(config.train.optimizer) if config else "momentum"),
         config.data.prefetch if config else PREFETCH,
-        engine.model_copy(update={"dtype": dtype}),
+        engine,
         parallel,
     )
 

@@ -68,7 +68,7 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
     from lbpar.plan.priced import Settings
     from lbpar.plan.stage_search import best_stages
 
-    parallel, dtype, optimizer = config.parallel, config.engine.dtype, optimizer_name(config.train.optimizer)
+    parallel, dtype, optimizer = config.parallel, config.engine.arithmetic, optimizer_name(config.train.optimizer)
     known: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "prefetch": config.data.prefetch}
     known |= config.engine.planned
     limit, settings = parallel.memory, Settings(graph, batch, machine, **known)

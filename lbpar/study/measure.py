@@ -138,7 +138,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             graph,
             config.train.batch,
             machine,
-            config.engine.dtype,
+            config.engine.arithmetic,
             optimizer_name(config.train.optimizer),
             config.data.prefetch,
             **config.engine.planned,
@@ -149,7 +149,7 @@ def measure(config: RunConfig, steps: int, repeats: int, warmup: int) -> dict[st
             memory = predicted.memory.peak + max(rank["before"] for rank in everyone)
             found = {
                 **summary(everyone, steps, trainer.engine.threads or 1),
-                "engine": f"{trainer.engine.name} {config.engine.dtype}",
+                "engine": f"{trainer.engine.name} {config.engine.arithmetic}",
                 "grid": str(plan.grid),
                 "predicted": step_numbers(predicted, config.train.batch) | {"memory": memory},
                 "machine": machine.name,

@@ -31,7 +31,7 @@ def predict(config: RunConfig, procs: int, machine: Machine) -> dict[str, Any]:
     """
     graph, batch, parallel = build_graph(config), config.train.batch, config.parallel
     known = {"optimizer": optimizer_name(config.train.optimizer), **config.engine.planned}
-    settings = Settings(graph, batch, machine, config.engine.dtype, prefetch=config.data.prefetch, **known)
+    settings = Settings(graph, batch, machine, config.engine.arithmetic, prefetch=config.data.prefetch, **known)
     try:
         best = settings.priced(parallel.strategy, chosen_plan(config, graph, batch, procs, machine))
     except PlanError as error:

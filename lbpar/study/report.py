@@ -101,7 +101,13 @@ def _expected(out: Path, config: RunConfig, procs: int, machine: str | None) -> 
     # Bytes are the same on any machine, but half types take fewer on GPUs.
     on = machine_of(given or ("h100-nvl8" if config.engine.name == "cupy" else "laptop"), config.engine)
     settings = Settings(
-        graph, config.train.batch, on, config.engine.dtype, optimizer, config.data.prefetch, **config.engine.planned
+        graph,
+        config.train.batch,
+        on,
+        config.engine.arithmetic,
+        optimizer,
+        config.data.prefetch,
+        **config.engine.planned,
     )
     return settings, settings.priced("its plan", plan), given is not None
 

@@ -20,18 +20,22 @@ from lbpar.graph.ops.losses import CrossEntropy
 from tests.util import fake_cupy
 
 
-def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arithmetic", ["float32", "tf32"])
+def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(
+    monkeypatch: pytest.MonkeyPatch, arithmetic: str
+) -> None:
     fake_cupy.install(monkeypatch)
     monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
     monkeypatch.setattr(kernel_speeds, "ON_DEVICE", 1)
     g = GraphBuilder((8, 8, 4))
     x = g.relu(g.norm(g.conv(g.input, 8, 3, pad=1, bias=False)))
     graph = g.build(g.linear(g.flatten(x), 4)).with_loss(CrossEntropy())
-    found = measure_machine(EngineConfig(name="cupy", threads=1), (), 1, network=(graph, 4))
+    found = measure_machine(EngineConfig(name="cupy", threads=1, tf32=arithmetic == "tf32"), (), 1, network=(graph, 4))
     rates = {r.kernel: r.rate for r in found.file.compute.table}
     assert {"conv_forward", "linear_backward_data", "norm_relu_forward"} <= set(rates)
     assert all(0 < rate < 1e21 for rate in rates.values())
     assert [load.taken for load in found.trust.loads] == [0.0]
+    assert {r.dtype for r in found.file.compute.table} == set(found.file.compute.peak) == {arithmetic}
 
 
 def test_the_run_files_options_of_gpus_are_those_that_are_measured(

@@ -89,6 +89,42 @@ def test_measured_tables_win_over_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "times"),
+    [("a100-nvl8", 8.0), ("perlmutter-a100", 8.0), ("h100-nvl8", 494.5 / 67), ("h200-nvl8", 494.5 / 67)]
+    + [("b200-nvl8", 1100 / 75), ("lassen", 1.0), ("frontier-mi250x", 1.0)],
+)
+def test_tf32_has_the_peak_of_the_data_sheet_or_is_computed_as_float32(name: str, times: float) -> None:
+    m = find_machine(name)
+    plain, fast = (m.rate("conv_forward", 1e5, 256, 576, dtype) for dtype in ("float32", "tf32"))
+    assert fast / plain == pytest.approx(times)
+    peak = m.file.compute.peak
+    assert peak.get("tf32", 0) < peak["float16"]
+
+
+def test_what_was_measured_in_float32_or_tf32_alone_stands_for_the_other() -> None:
+    file = find_machine("a100-nvl8").file
+    measured = {
+        dtype: RateConfig(kernel="norm_apply", m=100, n=10, k=1, dtype=dtype, rate=rate)
+        for dtype, rate in (("float32", 1e9), ("tf32", 2e9))
+    }
+
+    def rate(dtype: str, *known: str) -> float | None:
+        table = tuple(measured[d] for d in known)
+        m = Machine(file.model_copy(update={"compute": file.compute.model_copy(update={"table": table})}))
+        found = m.measured_rate("norm_apply", (100, 10, 1, 1), dtype)
+        return None if found is None else float(found)
+
+    assert (
+        rate("tf32", "float32")
+        == rate("float32", "float32")
+        == rate("float32", "float32", "tf32")
+        == pytest.approx(1e9)
+    )
+    assert rate("tf32", "tf32") == rate("float32", "tf32") == rate("tf32", "float32", "tf32") == pytest.approx(2e9)
+    assert rate("bfloat16", "float32", "tf32") is None
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ("perlmuter-a100", "did you mean 'perlmutter-a100'"),

@@ -10,6 +10,8 @@ import pytest
 
 from lbpar.api import load_run
 from lbpar.config.parallel import ParallelConfig
+from lbpar.config.run_file import parse_run
+from lbpar.cost.machine import find_machine
 from lbpar.errors import LbparError, PlanError
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.models.registry import build_model
@@ -17,6 +19,7 @@ from lbpar.plan.command import main, run
 from lbpar.plan.resolve import resolve_plan
 from lbpar.plan.segments import segments
 from lbpar.program.plan import Plan
+from lbpar.study.predict import predict
 from lbpar.train.setup import build_graph, build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +64,29 @@ def test_a_run_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str
     report = json.loads(capsys.readouterr().out)
     assert (report["batch"], report["procs"], report["optimizer"]) == (32, 2, "adam")
     assert next(r for r in report["layers"] if r["layer"] == "conv1")["grid"] == {"H": 2}
+
+
+def test_a_run_file_says_what_products_are_computed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TF32 makes products faster, and no array smaller; with another type on the command line it means nothing."""
+    config, found = tmp_path / "run.yaml", {}
+    config.write_text(
+        "model: {name: vgg16}\ndata: {train: synthetic}\ntrain: {batch: 64}\nparallel: {strategy: data, procs: 2}\n"
+        "engine: {name: cupy}\nmachine: a100-nvl8\n"
+    )
+    for name, given, options in (
+        ("float32", "engine.tf32=false", []),
+        ("tf32", "engine.tf32=true", []),
+        ("bfloat16", "engine.tf32=true", ["--dtype", "bfloat16"]),
+    ):
+        assert run(["--config", str(config), "--json", "-", "--set", given, *options]) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+        assert found[name]["dtype"] == name
+        if not options:
+            point = predict(parse_run(config.read_text(), [given]), 2, find_machine("a100-nvl8"))
+            assert point["predicted"]["seconds"] == pytest.approx(found[name]["step"]["seconds"])
+    plain, fast = found["float32"], found["tf32"]
+    assert fast["step"]["seconds"] < plain["step"]["seconds"] / 2
+    assert fast["step"]["bytes"] == plain["step"]["bytes"] and fast["memory"] == plain["memory"]
 
 
 def test_papers_cost_models_answer(capsys: pytest.CaptureFixture[str]) -> None:
