@@ -14,7 +14,8 @@ from lbpar.engine.base import Engine
 from lbpar.layout.exchange import Exchange, exchange
 from lbpar.layout.runs import box_size
 from lbpar.layout.transition import Move
-from lbpar.transport.base import Transport, pieces
+from lbpar.transport.base import Transport
+from lbpar.transport.calls import pieces
 from lbpar.transport.request import Request
 
 Array = Any

@@ -26,7 +26,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -156,6 +155,8 @@ class Moves(ABC):
         Whether ``_start`` takes the arrays of a device; else they travel by way of the host.
     own_cores : bool
         Whether all ranks are on one node, each with a core of its own: messages are then copies that their cores make.
+    parts_differ : bool
+        Whether members of a group may start an exchange, or an all-to-all, in different numbers of parts (`Call.part`).
     """
 
     rank: int
@@ -166,6 +167,7 @@ class Moves(ABC):
     room: Device = HOST
     direct: bool = False
     own_cores: bool = False
+    parts_differ: bool = False
     name: str = "host"
 
     def attach(self, device: Device) -> None:
@@ -384,11 +386,6 @@ def check_counts(counts: Sequence[int], members: int, call: Call) -> None:
     """Refuse counts that do not fit the group."""
     if len(counts) != members or any(c < 0 for c in counts):
         raise CommError(f"{call.title}: got counts {list(counts)}, expected {members} counts, none negative.")
-
-
-def pieces(counts: Sequence[int]) -> list[slice]:
-    """Where consecutive pieces of these sizes lie."""
-    return [slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def reduce_into(out: np.ndarray, part: np.ndarray, op: Reduction) -> None:

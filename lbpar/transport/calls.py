@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class Call:
         Elements that go to and are expected from single ranks; must mirror each other.
     blocking : bool
         Started and waited for in one call, by all members alike.
+    part : int
+        Which part of an exchange or all-to-all it is. Those after the first belong to the one that was started last over the same axes.
     """
 
     kind: str
@@ -46,6 +49,7 @@ class Call:
     send: dict[int, int] = field(default_factory=dict)
     recv: dict[int, int] = field(default_factory=dict)
     blocking: bool = False
+    part: int = 0
 
     @property
     def title(self) -> str:
@@ -75,6 +79,11 @@ class Call:
             shown = ", ".join(map(str, self.counts[:8])) + (", ..." if len(self.counts) > 8 else "")
             facts.append(f"counts ({shown})")
         return f"{self.title} [{', '.join(f for f in facts if f)}]"
+
+
+def pieces(counts: Sequence[int]) -> list[slice]:
+    """Where consecutive pieces of these sizes lie."""
+    return [slice(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def check_same(calls: Mapping[int, Call], where: str = "") -> None:

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -37,8 +36,8 @@ import numpy as np
 from lbpar.engine.device import Event
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Axes, Grid
-from lbpar.transport.base import Array, Counter, Transport, pieces, proper_axes, reduce_into
-from lbpar.transport.calls import Call
+from lbpar.transport.base import Array, Counter, Transport, proper_axes, reduce_into
+from lbpar.transport.calls import Call, pieces
 from lbpar.transport.ending import abort_all
 from lbpar.transport.request import Done, Request
 from lbpar.transport.watch import START, Watch, hang_seconds
@@ -95,6 +94,8 @@ class MpiTransport(Transport):
 
     name = "MPI"
 
+    parts_differ = True
+
     def __init__(
         self,
         comm: Any = None,
@@ -128,7 +129,7 @@ class MpiTransport(Transport):
             patient = per_core > 1 if self._mpi.get_vendor()[0] == "Open MPI" else per_core >= OVERSUBSCRIBED
         self._patient = patient
         self._comms: dict[Axes, Any] = {}
-        self._order: dict[Axes, Iterator[int]] = defaultdict(count)
+        self._order: dict[Axes, int] = defaultdict(int)
         self._closed = False
 
     def prepare(self, axes_sets: Iterable[Axes]) -> None:
@@ -260,8 +261,9 @@ class MpiTransport(Transport):
 
     def _messages(self, call: Call, comm: Any, sends: Sequence[Array], recvs: Sequence[Array], place: int) -> list[Any]:
         """Start the messages between this member and all others; chunks of one piece arrive in the order sent."""
-        # All members number their exchanges alike, so two outstanding ones of a pair never meet.
-        tag = next(self._order[call.axes]) % TAGS
+        # All members number their exchanges alike, so two outstanding ones of a pair never meet. Of parts they may have different numbers.
+        self._order[call.axes] += not call.part
+        tag = self._order[call.axes] % TAGS
         with self._errors(call.title):
             return [
                 start(part, i, tag)

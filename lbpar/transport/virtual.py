@@ -28,8 +28,8 @@ from lbpar.engine.device import Event
 from lbpar.errors import CommError
 from lbpar.layout.grid import Grid
 from lbpar.layout.runs import block
-from lbpar.transport.base import Counter, Transport, pieces, reduce_into
-from lbpar.transport.calls import Call, check_same
+from lbpar.transport.base import Counter, Transport, reduce_into
+from lbpar.transport.calls import Call, check_same, pieces
 from lbpar.transport.request import Request
 
 T = TypeVar("T")

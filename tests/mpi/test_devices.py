@@ -27,7 +27,7 @@ from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.program.random_plan import random_plan
 from lbpar.runtime.optim.rules import SGD
-from lbpar.transport import cuda_mpi
+from lbpar.transport import cuda_mpi, mpi, staging
 from lbpar.transport.base import Transport
 from lbpar.transport.cuda_mpi import CudaMpiTransport
 from lbpar.transport.mpi import MpiTransport
@@ -104,6 +104,68 @@ def test_every_move_gives_what_it_gives_on_the_host(way: str) -> None:
                 k: SEEDS * v.bytes for k, v in counted.items()
             }
         moved.close()
+
+
+def all_moves(t: Transport, put: Any, get: Any) -> list[Any]:
+    """Every move, twice; between them the first rank alone sends much, and only to the second."""
+    axes = t.grid.axes
+    first = [values(x, get) for x in moves(t, axes, "float32", put)]
+    sends, recvs = ({1: put(np.arange(20, dtype=np.float32))} if t.rank == 0 else {}), ({0: 20} if t.rank == 1 else {})
+    one = t.exchange(sends, recvs, np.dtype("float32"), axes, "one")
+    return [*first, *(values(x, get) for x in moves(t, axes, "float32", put)), values(one.wait(), get)]
+
+
+@pytest.mark.parametrize("way", ["host", "host, short calls"])
+def test_long_moves_by_way_of_the_host_go_in_parts(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Values and bytes are those of whole moves, though members have different numbers of parts; messages are more."""
+    monkeypatch.setattr(staging, "CHUNK", 4)
+    monkeypatch.setattr(staging, "LEAST", 1)
+    for grid in grids():
+        plain = MpiTransport(grid=grid)
+        want = all_moves(plain, np.copy, np.copy)
+        counted = plain.counter.items()
+        plain.counter.reset()
+        own, moved = device(), WAYS[way](plain)
+        moved.attach(own)
+        for seed in range(SEEDS):
+            fake_cupy.machine().scheduler.seed(seed)
+            moved.counter.reset()
+            got = all_moves(moved, own.from_host, own.to_host)
+            sent = {kind: plain.allgather_obj((moved.counter.items()[kind], counted[kind])) for kind in counted}
+            with collective_assert(plain):
+                assert got == want
+                assert all(parts.bytes == whole.bytes for ranks in sent.values() for parts, whole in ranks)
+                for kind in (
+                    ("reduce_scatter", "e"),
+                    ("allgather", "g"),
+                    ("alltoall", "h"),
+                    ("exchange", "i"),
+                    ("exchange", "one"),
+                ):
+                    more, one = (sum(found.messages for found in side) for side in zip(*sent[kind], strict=True))
+                    assert more > one, kind
+        if moved is not plain:
+            moved.close()
+        plain.close()
+
+
+def test_parts_give_the_bits_of_a_whole_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers whose sums depend on the order."""
+    monkeypatch.setattr(mpi, "PAIRWISE", 1)
+    plain = MpiTransport()
+    counts = [(7 * r) % 5 + 2 for r in range(plain.size)]
+    mine = np.random.default_rng(plain.rank).standard_normal(sum(counts)).astype(np.float32)
+    want = plain.reduce_scatter(mine.copy(), counts, plain.grid.axes).wait()
+    own = device()
+    plain.attach(own)
+    monkeypatch.setattr(staging, "CHUNK", 2 * plain.size)
+    monkeypatch.setattr(staging, "LEAST", 1)
+    plain.counter.reset()
+    got = own.to_host(plain.reduce_scatter(own.from_host(mine), counts, plain.grid.axes).wait())
+    with collective_assert(plain):
+        assert got.tobytes() == want.tobytes()
+        assert plain.counter.total().messages > plain.size - 1
+    plain.close()
 
 
 @pytest.mark.parametrize("way", ["nccl", "mpi", "host"])

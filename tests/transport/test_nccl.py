@@ -10,7 +10,7 @@ import pytest
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.errors import CommError, Unsupported
 from lbpar.layout.grid import Grid
-from lbpar.transport import nccl, staging
+from lbpar.transport import mpi, nccl, staging
 from lbpar.transport.base import Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.nccl import NcclTransport
@@ -79,15 +79,26 @@ def test_every_move_gives_what_it_gives_on_the_host(grid: Grid, dtype: str) -> N
             assert run(grid, dtype, wrap, seed) == want
 
 
-def test_long_sums_by_way_of_the_host_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and bytes are those of one sum; messages are more."""
-    want, counted = run(Grid((2, 3)), "float32", lambda t: (t, None))
+@pytest.mark.parametrize("grid", [*GRIDS, Grid((4,))], ids=str)
+def test_what_all_members_know_goes_by_way_of_the_host_in_parts(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
+    """Values and bytes are those of one move; messages are more."""
+    want, counted = run(grid, "float32", lambda t: (t, None))
     monkeypatch.setattr(staging, "CHUNK", 4)
-    got, chunked = run(Grid((2, 3)), "float32", by_host)
-    assert got == want
-    for a, b in zip(chunked, counted, strict=True):
-        assert {k: v.bytes for k, v in a.items()} == {k: v.bytes for k, v in b.items()}
-        assert a["allreduce", "a"].messages > b["allreduce", "a"].messages
+    monkeypatch.setattr(staging, "LEAST", 1)
+    for seed in range(3):
+        got, parts = run(grid, "float32", by_host, seed)
+        assert got == want
+        for a, b in zip(parts, counted, strict=True):
+            assert {k: v.bytes for k, v in a.items()} == {k: v.bytes for k, v in b.items()}
+            for kind in (("allreduce", "a"), ("reduce_scatter", "e"), ("allgather", "g")):
+                assert a[kind].messages > b[kind].messages
+            for kind in (("alltoall", "h"), ("exchange", "i")):  # of which members would have different numbers
+                assert a[kind] == b[kind]
+
+
+def test_no_part_is_so_short_that_its_sum_would_be_another() -> None:
+    """MPI's reduce-scatter of less memory for each member is summed in an order of the library's; parts have half of `LEAST` or more."""
+    assert staging.LEAST // 2 * np.dtype("float16").itemsize >= mpi.PAIRWISE
 
 
 def test_the_checked_mode_wraps_it() -> None:
