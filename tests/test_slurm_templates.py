@@ -17,6 +17,7 @@ TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 LAUNCHER = """#!/bin/bash
 if [ "$1" = --version ]; then echo "$FLAVOUR"; exit; fi
 printf "%s\\n" "$*" >>launched
+env >environment
 if [ -n "$STATUS" ]; then
     if [ -n "$ASKED" ]; then trap '' USR1; kill -USR1 $PPID; sleep 1; fi
     exit "$STATUS"
@@ -75,6 +76,20 @@ def test_trains_and_goes_on(template: Path, tmp_path: Path, submit: Submit) -> N
     launched = (tmp_path / "launched").read_text()
     assert "--ntasks-per-node=2 --cpus-per-task=1" in launched or "-n 6 --map-by ppr:2:node:pe=1" in launched
     assert submit(template).returncode == 2
+
+
+def test_each_task_sees_all_gpus_of_its_node_and_takes_that_of_its_number(tmp_path: Path, submit: Submit) -> None:
+    """Numbered as Slurm does, and with cores in the same order; docs/gpu.md says so."""
+    template = ROOT / "jobs/slurm/gpu.sbatch"
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", template.read_text(encoding="utf-8"), re.MULTILINE))
+    assert asked["gpus-per-node"] == asked["ntasks-per-node"]
+    assert not {"gpus-per-task", "gpu-bind"} & set(asked)
+    for given, order in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):
+        done = submit(template, "net.yaml", **given)
+        assert done.returncode == 0, done.stderr
+        assert f"CUDA_DEVICE_ORDER={order}" in (tmp_path / "environment").read_text().splitlines()
+    launched = (tmp_path / "launched").read_text()
+    assert "--cpu-bind=cores --distribution=block:block" in launched and "--gpu" not in launched
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.stem)
