@@ -28,8 +28,12 @@ TYPES: dict[str, dict[str, Any]] = {
     "bfloat16, own kernels": {"dtype": "bfloat16", "cudnn": False},
     "float16": {"dtype": "float16"},
     "float16, own kernels": {"dtype": "float16", "cudnn": False},
+    "TF32, own kernels": {"dtype": "float32", "tf32": True, "cudnn": False},
 }
 """Ways to compute whose results are checked, by name."""
+
+PRODUCTS = ("planes", "volumes", "small blocks")
+"""Networks for TF32, in which nothing but products differs from float32: those that have all kinds of them."""
 
 FAST: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
@@ -70,7 +74,7 @@ def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
         Part("kernels", f"{here}.gpu:kernels", {"few": tiny}, seconds=20, alone=True),
     ]
     for way, engine in TYPES.items():
-        for name in networks():
+        for name in PRODUCTS if engine.get("tf32") else networks():
             arguments = {"network": name, "engine": engine, "plans": plans}
             found.append(Part(f"{name}, {way}", f"{here}.checks:network", arguments, seconds=10))
     found.append(Part("training", f"{here}.checks:training", seconds=10))

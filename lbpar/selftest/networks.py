@@ -1,12 +1,13 @@
-"""Small networks that together use every op, on odd sizes, in two and three dimensions; a short training run."""
+"""Small networks that together use every op and every kernel, on odd sizes, in two and three dimensions; a short training run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
-from lbpar.graph.ops.losses import LOSSES, CrossEntropy
+from lbpar.graph.ops.losses import LOSSES, Loss
 
 BATCH, PROCS, SEED = 5, 6, 1
 RANKS = (2, 4)
@@ -34,7 +35,7 @@ RUN: dict[str, Any] = {
 
 
 def networks() -> dict[str, Graph]:
-    """Networks with their losses, by name."""
+    """Networks with their losses, which measure all that they can in an evaluation, by name."""
     return {
         "planes": _planes(),
         "volumes": _volumes(),
@@ -43,7 +44,13 @@ def networks() -> dict[str, Graph]:
         "weighed voxels": _weighed_voxels(),
         "vectors": _vectors("mse"),
         "flags": _vectors("bce"),
+        "outputs": _outputs(),
     }
+
+
+def _loss(kind: str, **options: Any) -> Loss:
+    loss = LOSSES[kind](**options)
+    return replace(loss, metrics=tuple(loss.measures))
 
 
 def _planes() -> Graph:
@@ -55,7 +62,7 @@ def _planes() -> Graph:
     x = g.leaky_relu(g.conv_transpose(x, 6, 3, stride=2, pad=1, output_pad=1), 0.1)
     x = g.avg_pool(g.conv(x, 5, 3, dilation=2, pad=2), 3, 2, ceil_mode=True)
     x = g.dropout(g.flatten(x), 0.25)
-    return g.build(g.linear(x, 7)).with_loss(CrossEntropy(0.1))
+    return g.build(g.linear(x, 7)).with_loss(_loss("cross_entropy", smoothing=0.1))
 
 
 def _volumes() -> Graph:
@@ -66,7 +73,7 @@ def _volumes() -> Graph:
     x = g.multiply([x, g.conv(x, 6, 1)])
     x = g.tanh(g.upsample(x, 2), 1.2)
     x = g.channel_shuffle(g.multiply([g.softmax(x), g.local_response_norm(x, 3)]), 3)
-    return g.build(g.linear(g.global_avg_pool(x), 5)).with_loss(CrossEntropy())
+    return g.build(g.linear(g.global_avg_pool(x), 5)).with_loss(_loss("cross_entropy"))
 
 
 def _small_blocks() -> Graph:
@@ -76,29 +83,45 @@ def _small_blocks() -> Graph:
     x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
     x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
     x = g.layer_norm(g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1]))
-    return g.build(g.linear(g.flatten(g.conv(x, 16, (1, 2, 2), stride=(1, 2, 2))), 5)).with_loss(CrossEntropy())
+    return g.build(g.linear(g.flatten(g.conv(x, 16, (1, 2, 2), stride=(1, 2, 2))), 5)).with_loss(_loss("cross_entropy"))
 
 
 def _voxels() -> Graph:
-    g = GraphBuilder(input=(8, 6, 3), name="voxels")
+    g = GraphBuilder(input=(18, 16, 3), name="voxels")
     down = g.relu(g.instance_norm(g.conv(g.input, 4, 3, pad=1)))
-    up = g.conv_transpose(g.avg_pool(down, 2), 4, 2, stride=2)
-    up = g.group_norm(up, 2)
-    return g.build(g.conv(g.concat([down, up]), 3, 1)).with_loss(LOSSES["dice"]())
+    up = g.conv_transpose(g.avg_pool(down, 2), 8, 2, stride=2)
+    up = g.group_norm(up, 2)  # each group is more than one warp sums
+    return g.build(g.conv(g.concat([down, up]), 3, 1)).with_loss(_loss("dice"))
 
 
 def _weighed_voxels() -> Graph:
     g = GraphBuilder(input=(5, 6, 7, 2), name="weighed voxels")
-    loss = LOSSES["dice_cross_entropy"]
     options: dict[str, Any] = {"class_weights": (0.5, 2.0, 1.0), "ignore_index": 2, "gamma": 1.5, "per_sample": True}
     x = g.prelu(g.conv(g.input, 4, 3, pad=1, pad_mode="reflect"), per_channel=True)
     x = g.crop(g.pad(x, [[1, 0], 1, 2]), [[1, 0], 1, [0, 4]])  # zeros around it, a rim of which stays
     x = g.upsample(g.avg_pool(x, (1, 2, 1)), (1, 2, 1), "linear")
-    return g.build(g.conv(x, 3, 3, pad=1, pad_mode="replicate")).with_loss(loss(**options))
+    return g.build(g.conv(x, 3, 3, pad=1, pad_mode="replicate")).with_loss(_loss("dice_cross_entropy", **options))
 
 
 def _vectors(loss: str) -> Graph:
     g = GraphBuilder(input=(9,), name=f"vectors with {loss}")
     x = g.norm(g.linear(g.input, 12))
     x = g.silu(g.gelu(g.elu(x))) if loss == "mse" else g.softplus(g.hardsigmoid(g.hardswish(x)))
-    return g.build(g.linear(x, 3)).with_loss(LOSSES[loss]())
+    return g.build(g.linear(x, 3)).with_loss(_loss(loss))
+
+
+def _outputs() -> Graph:
+    """Several outputs with a loss each: errors, and few, some and many classes, for which a softmax is cut differently."""
+    g = GraphBuilder(input=(6, 5, 3), name="outputs")
+    x = g.gelu(g.norm(g.max_pool(g.conv(g.input, 7, 3, pad=1), 3, 2, pad=1)), "tanh")
+    many = g.softmax(g.conv(x, 70, 1))
+    losses: dict[str, Loss] = {}
+    for classes in (3, 9, 70):
+        name = f"{classes} classes"
+        weights = tuple(1.0 + 0.5 * (n % 3) for n in range(classes))
+        g.conv(many if classes == 70 else x, classes, 1, name=name)
+        losses[name] = _loss("dice_cross_entropy", smoothing=0.1, class_weights=weights)
+    for kind, classes in (("cross_entropy", 70), ("l1", 2), ("huber", 2)):
+        g.conv(x, classes, 1, name=kind)
+        losses[kind] = _loss(kind)
+    return g.build(list(losses)).with_losses({name: (loss, name) for name, loss in losses.items()})

@@ -103,7 +103,7 @@ def test_all_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_rule_and_clipping_run_on_the_device(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     ran = set[str]()
-    for name in ("planes", "voxels", "weighed voxels", "vectors", "flags"):
+    for name in ("planes", "voxels", "weighed voxels", "vectors", "flags", "outputs"):
         machine = fake_cupy.install(monkeypatch)
         fake_cupy.few_kernels(monkeypatch, 4 if dtype == "float32" else 2)
         found = checks.network(name, {"dtype": dtype}, 1)

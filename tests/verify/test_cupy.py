@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +15,6 @@ from lbpar.engine.cupy.kernels import TYPES
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError
-from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
@@ -93,7 +91,7 @@ def test_half_types_hold_activations_and_multiply(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", networks())
 def test_nothing_passes_through_the_host(monkeypatch: pytest.MonkeyPatch, name: str, training: bool) -> None:
     """In a step or an evaluation with all metrics the host reads what it wants to know, once, and gives samples."""
-    machine, graph, dtype = fake_cupy.install(monkeypatch), with_metrics(networks()[name]), "float32"
+    machine, graph, dtype = fake_cupy.install(monkeypatch), networks()[name], "float32"
     fake_cupy.few_kernels(monkeypatch, 4)
     engine: Any = get_engine("cupy", dtype)
     program = lower(graph, Plan(Grid()), 5, training=training)
@@ -115,14 +113,6 @@ def test_nothing_passes_through_the_host(monkeypatch: pytest.MonkeyPatch, name: 
     if not training and name != "flags":  # which has no metrics
         assert len(wanted) > 1
     assert np.isfinite(executor.value("loss"))
-
-
-def with_metrics(graph: Graph) -> Graph:
-    """A network whose loss measures all that it can."""
-    assert graph.loss is not None
-    loss = replace(graph.loss.op, metrics=tuple(graph.loss.op.measures))  # type: ignore[attr-defined,type-var]
-    nodes = tuple(replace(n, op=loss) if n.name == graph.loss.name else n for n in graph.nodes)
-    return replace(graph, nodes=nodes)
 
 
 def run_file(tmp_path: Path, loss: str = "cross_entropy") -> str:

@@ -1,0 +1,55 @@
+"""The self-test of a GPU launches every kernel of the engine: whatever is added must be reached by its checks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbpar.engine.cupy.names import GROUPS
+from lbpar.engine.cupy.tiles import Card
+from lbpar.selftest import checks, command, gpu
+from lbpar.selftest.listing import Listing
+from tests.cuda.test_whole import kind_of, tiled
+
+NEVER = {
+    r"pack.cu: move_(pieces|rows)<u8, .*": "no step moves arrays of single bytes",
+    r"pack.cu: add_pieces<.*, 24>": "what arrives is added one piece at a time",
+    r"pack.cu: add_rows<.*": "what is added in a step are whole blocks, no rows that are listed",
+    r"pointwise.cu: axpy<(__half|__nv_bfloat16)>": "what is weighed are gradients of weights, which are float32",
+    r"pointwise.cu: convert<(__half, __nv_bfloat16|__nv_bfloat16, __half)>": "no engine holds both half types",
+    r"pointwise.cu: convert<((__half|__nv_bfloat16), double|double, (__half|__nv_bfloat16|float))>":
+        "arrays of float64 beside others are sums, which are made as such and read as such",
+    r"updates.cu: unscale<double, double>": "gradients in float64 are not scaled",
+}  # fmt: skip
+"""Kernels that no check launches, and why: tests call them directly."""
+
+
+@pytest.mark.slow
+def test_its_checks_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Listing] = []
+
+    def listing(name: str, dtype: str, tf32: bool = False, cudnn: object = "auto") -> Listing:
+        half = dtype in ("bfloat16", "float16")
+        engines.append(Listing([Card()], "float32" if half else dtype, tf32, dtype if half else None))
+        return engines[-1]
+
+    monkeypatch.setattr(checks, "get_engine", listing)
+    found: list[dict[str, Any]] = []
+    plans = command.parser().parse_args([]).plans
+    with np.errstate(all="ignore"):  # arrays hold anything
+        for part in gpu.parts(plans, quick=True):
+            engine = part.arguments.get("engine", {})
+            if part.call.endswith("checks:network") and (engine["dtype"] == "float64" or engine.get("cudnn") is False):
+                found.append(checks.network(**part.arguments))
+    assert len(found) == len(engines) > 30
+    ran = {kernel for engine in engines for launched in engine.launched for kernel in launched}
+    missing = {f"{f}: {n}" for f, groups in GROUPS.items() for group in groups for n in group if (f, n) not in ran}
+    known = {name for name in missing if any(re.fullmatch(pattern, name) for pattern in NEVER)}
+    assert not missing - known, "no check launches\n" + "\n".join(sorted(missing - known))
+    launched_after_all = [pattern for pattern in NEVER if not any(re.fullmatch(pattern, name) for name in known)]
+    assert not launched_after_all
+    left = tiled() - {kind_of(file, name) for file, name in ran}
+    assert not left
