@@ -14,13 +14,21 @@ from lbpar.errors import ConfigError
 from lbpar.whole_file import beside
 
 
-def check_output(path: str | Path, option: str) -> None:
+def check_output(path: str | Path, option: str, text: str | None = None, what: str = "") -> None:
     """Refuse a path that `write_output` will not be able to write, before what is to be written has been made.
+
+    Parameters
+    ----------
+    path : str or Path
+    option : str
+        That gave it.
+    text, what : str, optional
+        As for `write_output`; of the text only the names of its fields matter.
 
     Raises
     ------
     ConfigError
-        Names the option that gave it, and the reason.
+        Names the option, and the reason; or there is a file of another kind, where a text is given.
     """
     target = as_path(path).resolve()
     reason = None
@@ -32,6 +40,8 @@ def check_output(path: str | Path, option: str) -> None:
         reason = "permission denied"
     if reason:
         raise ConfigError(f"{option}: {path} cannot be written: {reason}.")
+    if text is not None:
+        _check_kind(as_path(path), text, what)
 
 
 def write_output(path: str | Path, text: str, what: str) -> None:
@@ -51,12 +61,7 @@ def write_output(path: str | Path, text: str, what: str) -> None:
         There is a file of another kind (half of the new file's fields are not in it), or it cannot be written.
     """
     path = as_path(path)
-    if path.is_file() and path.stat().st_size:
-        new, old = _fields(text, path), _fields(path.read_text(encoding="utf-8", errors="replace"), path)
-        if 2 * len(new & old) < len(new):
-            raise ConfigError(
-                f"{path}: is there already and holds something else than {what}; it is left as it is. Choose another name, or delete it."
-            )
+    _check_kind(path, text, what)
     target = path.resolve()
     if path.exists() and not path.is_file():  # a device or a pipe is written as it is
         target.write_text(text, encoding="utf-8")
@@ -79,6 +84,16 @@ def make_directory(path: Path, command: str) -> None:
         raise ConfigError(
             f"{command}: cannot make the directory {path}: {error.strerror}; give another --out"
         ) from error
+
+
+def _check_kind(path: Path, text: str, what: str) -> None:
+    """Refuse to replace a file that holds something else."""
+    if path.is_file() and path.stat().st_size:
+        new, old = _fields(text, path), _fields(path.read_text(encoding="utf-8", errors="replace"), path)
+        if 2 * len(new & old) < len(new):
+            raise ConfigError(
+                f"{path}: is there already and holds something else than {what}; it is left as it is. Choose another name, or delete it."
+            )
 
 
 def _fields(text: str, path: Path) -> set[str]:

@@ -10,10 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
-from lbpar.config.output import check_output
+from lbpar.config.output import check_output, write_output
 from lbpar.engine.registry import BFLOAT16, FLOAT16, NAMES, get_engine
 from lbpar.errors import ConfigError, LbparError
 from lbpar.selftest.checks import network_row
@@ -24,6 +23,8 @@ from lbpar.verify.run import TOLERANCES
 
 BUDGET = 170.0
 """Seconds for all parts on a GPU."""
+
+FINDINGS = "what a self-test found"
 
 MOST_WORKERS = 6
 """Processes that share the GPU while results are checked, at most; each has a context of its own there."""
@@ -74,7 +75,7 @@ def _check(args: argparse.Namespace) -> None:
     except re.error as error:
         raise ConfigError(f"--only: got {args.only!r}, expected a regular expression: {error}.") from error
     if args.json:
-        check_output(Path(args.json), "--json")
+        check_output(args.json, "--json", _findings(args, False), FINDINGS)
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -92,7 +93,7 @@ def _engine(args: argparse.Namespace) -> int:
             rows.append(row | network_row(graph, engine, args.plans, dtype))
     print_table(rows, title="worst relative differences of outputs, gradients, updated weights")
     failed = any(row[""] != "ok" for row in rows)
-    return _end(args, {"engine": args.engine, "networks": rows}, failed, left_out)
+    return _end(args, {"networks": rows}, failed, left_out)
 
 
 def _gpu(args: argparse.Namespace) -> int:
@@ -105,7 +106,7 @@ def _gpu(args: argparse.Namespace) -> int:
         mark = "FAILED" if row["failed"] else "-" if row.get("left out") else "ok"
         print(f"{row['seconds']:6.1f} s  {mark:6s}  {row['part']}: {row['found']}", flush=True)
         said.append(row)
-        _write(args, {"engine": "cupy", "finished": False, "parts": said})  # for who is cut off
+        _write(args, False, parts=said)  # for who is cut off
 
     everything, budget = gpu.parts(args.plans, args.quick, args.tiny), args.budget or BUDGET
     wanted = [p for p in everything if re.search(args.only, p.name)]
@@ -133,7 +134,7 @@ def _gpu(args: argparse.Namespace) -> int:
     out = [row["part"] for row in rows if row.get("left out")]
     left_out = f"; {len(out)} parts left out: {', '.join(out)}" if out else ""
     failed = bool(bad) or len(out) == len(rows)  # who found out nothing has not passed
-    return _end(args, {"engine": "cupy", "finished": True, "parts": rows, "beside": beside}, failed, left_out)
+    return _end(args, {"parts": rows, "beside": beside}, failed, left_out)
 
 
 def _beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,13 +152,18 @@ def _beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _end(args: argparse.Namespace, report: dict[str, Any], failed: bool, left_out: str) -> int:
-    _write(args, {**report, "passed": not failed})
+    _write(args, True, not failed, **report)
     print(f"selftest: {'FAILED' if failed else 'passed'}{left_out}", flush=True)
     return int(failed)
 
 
-def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, finished: bool, passed: bool = False, **report: Any) -> None:
+    """Write what is known so far."""
     if args.json:
-        part = Path(f"{args.json}.part")
-        part.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
-        part.replace(args.json)
+        write_output(args.json, _findings(args, finished, passed, **report), FINDINGS)
+
+
+def _findings(args: argparse.Namespace, finished: bool, passed: bool = False, **report: Any) -> str:
+    """Text of the file. Most fields are those of every self-test, so that one replaces the file of another."""
+    found = {"engine": args.engine, "finished": finished, "passed": passed, **report}
+    return json.dumps(found, indent=1, default=str) + "\n"

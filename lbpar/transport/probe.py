@@ -28,7 +28,9 @@ SECONDS = 40.0
 """Limit of one try."""
 
 CHILD = (sys.executable, "-m", "lbpar.transport.probe")
-OF_JOBS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "SLURM_", "MPI_LOCAL", "HYDRA_", "MPIR_", "FLUX_", "JSM_")
+OF_JOBS = (
+    "OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "SLURM_", "MPI_LOCAL", "MV2_COMM_WORLD_", "HYDRA_", "MPIR_", "FLUX_", "JSM_",
+)  # fmt: skip
 """Beginnings of the names of variables by which launchers tell processes of their job."""
 
 
@@ -90,7 +92,7 @@ def _try(starter: Sequence[str]) -> tuple[str, str]:
     how = f"{'two processes' if starter else 'a process and itself'} of a try"
     try:
         done = subprocess.run(
-            [*starter, *CHILD], env=_clean(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False
+            [*starter, *CHILD], env=outside(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         wrote, ended = (
@@ -108,8 +110,8 @@ def _try(starter: Sequence[str]) -> tuple[str, str]:
     return wrote, f"{how} moved arrays of a device{but}"
 
 
-def _clean(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a process belongs to no job. What says how processes may be placed stays."""
+def outside(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that belongs to no job. What says how processes may be placed stays."""
     kept = {n: v for n, v in env.items() if not n.startswith(OF_JOBS) or n.startswith(("OMPI_MCA_", "OMPI_ALLOW_"))}
     of_users = {n: v for n, v in env.items() if n.startswith("PRTE_MCA_rmaps_default")}
     return {**kept, **of_users, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}

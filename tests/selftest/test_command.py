@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,7 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError
 from lbpar.graph.builder import OPS
 from lbpar.selftest import command
-from lbpar.selftest.networks import networks
+from lbpar.selftest.networks import RUN, networks
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +44,36 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_say_nothing_are_refused_before_anything_runs(options: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         command.main(["--engine", "numpy", *options])
+
+
+def test_findings_replace_those_of_another_self_test_and_no_other_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(RUN | {"engine": {"name": "numpy"}}))
+    before = file.read_bytes()
+    for engine in ("numpy", "cupy"):
+        with pytest.raises(ConfigError, match=r"run.yaml: is there already and holds something else"):
+            command.main(["--engine", engine, "--json", str(file)])
+    assert file.read_bytes() == before
+    file = tmp_path / "found.json"
+    assert command.main(["--engine", "numpy", "--plans", "0", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["passed"]
+    assert command.main(["--engine", "cupy", "--budget", "0.5", "--json", str(file)]) == 1
+    found = json.loads(file.read_text())
+    assert found["engine"] == "cupy" and found["finished"] and not found["passed"]
+    assert command.main(["--engine", "numpy", "--plans", "0", "--json", str(file)]) == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_the_first_runs_alone(rank: int) -> None:
+    """Without MPI, which would not find the others."""
+    env = os.environ | {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(rank)}
+    done = subprocess.run(
+        [sys.executable, "-m", "lbpar.selftest", "--plans", "-1"], env=env, capture_output=True, text=True, check=False
+    )
+    if rank == 0:
+        assert done.returncode and done.stderr == "lbpar: error: --plans: got -1, expected 0 or more.\n"
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_who_had_no_time_for_anything_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
