@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,14 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import LbparError
 from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
-from lbpar.plan.strategies import strategy_plan
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
-from lbpar.program.random_plan import random_plan
 from lbpar.runtime.executor import SMALL, Executor, run_lockstep
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.base import Optimizer
 from lbpar.runtime.optim.rules import LAMB, LARS, SGD, Adam
 from lbpar.selftest import parts
-from lbpar.selftest.networks import BATCH, PROCS, RUN, SEED, networks
+from lbpar.selftest.networks import BATCH, PROCS, RUN, SEED, networks, tried_plans
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.trainer import Trainer
 from lbpar.transport.single import SingleTransport
@@ -70,7 +67,7 @@ def check(graph: Graph, engine: Engine, plans: int, dtype: str | None = None) ->
     ``dtype`` is that of `get_engine`; default: the engine's element type. Where it rounds to few bits (`_few_bits`), plans are
     compared with the reference as well, and small tensors are not.
     """
-    dtype, random = dtype or engine.dtype.name, Random(SEED)
+    dtype = dtype or engine.dtype.name
     half = _few_bits(engine, dtype) is not None
     rule, lr, clip = RULES.get(graph.name, (_SGD, 0.1, None))
     accumulate, scale = ACCUMULATED.get(graph.name, 1), LOSS_SCALES.get(dtype, 1.0)
@@ -80,10 +77,7 @@ def check(graph: Graph, engine: Engine, plans: int, dtype: str | None = None) ->
     wanted, measured = _evaluated(exact, Plan(Grid())), _evaluated(ours, Plan(Grid()))
     alone, ranks = [_apart(measured, wanted, half)], [0.0]
     alone.append(worst_of_large(exact, exact.beside(ours)) if half else max(exact.beside(ours).values()))
-    tried = [random_plan(graph, BATCH, PROCS, random) for _ in range(plans)]
-    if plans:  # whose convolutions have interiors and rims; random ones seldom do
-        tried.append(strategy_plan("spatial", graph, Grid.of(PROCS), BATCH))
-    for plan in tried:
+    for plan in tried_plans(graph, plans):
         parity = verify_virtual(ours, plan)
         ranks.append(worst_of_large(exact, parity.tensors) if half else parity.worst)
         ranks.append(_apart(_evaluated(ours, plan), wanted if half else measured, half))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.graph import Graph
 from lbpar.graph.ops.losses import LOSSES, Loss
+from lbpar.layout.grid import Grid
+from lbpar.plan.strategies import strategy_plan
+from lbpar.program.plan import Plan
+from lbpar.program.random_plan import random_plan
 
 BATCH, PROCS, SEED = 5, 6, 1
 RANKS = (2, 4)
@@ -46,6 +51,13 @@ def networks() -> dict[str, Graph]:
         "flags": _vectors("bce"),
         "outputs": _outputs(),
     }
+
+
+def tried_plans(graph: Graph, count: int) -> list[Plan]:
+    """Random plans for one of them, so many, and, unless it is none, one that splits space: convolutions then have interiors and rims."""
+    random = Random(SEED)
+    plans = [random_plan(graph, BATCH, PROCS, random) for _ in range(count)]
+    return [*plans, strategy_plan("spatial", graph, Grid.of(PROCS), BATCH)] if plans else []
 
 
 def _loss(kind: str, **options: Any) -> Loss:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from lbpar.graph.graph import Graph
 from lbpar.layout.grid import Grid
 from lbpar.program.lowering import lower
 from lbpar.program.plan import Plan
-from lbpar.program.random_plan import random_plan
 from lbpar.runtime.executor import Executor, run_lockstep
 from lbpar.selftest.listing import Listing
-from lbpar.selftest.networks import BATCH, PROCS, RANKS, RUN, SEED, networks
+from lbpar.selftest.networks import BATCH, RANKS, RUN, networks, tried_plans
 from lbpar.selftest.speeds import NETWORKS, speed_graph
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.transport.base import Transport
@@ -37,7 +35,7 @@ def launched(
     ways : iterable of mapping
         Options of `get_engine`; those of cuDNN do not matter: its place is taken by our kernels.
     plans : int
-        Random plans on simulated ranks for each of the small networks.
+        Random plans on simulated ranks for each of the small networks, beside one that splits space.
     """
     found: list[dict[tuple[str, str], int]] = [{} for _ in cards]
     for dtype, tf32 in dict.fromkeys((way["dtype"], way.get("tf32", False)) for way in ways):
@@ -45,9 +43,8 @@ def launched(
         engine = Listing(cards, dtype if wide else "float32", tf32, None if wide else dtype)
         for graph in networks().values():
             _step(engine, graph, BATCH, Plan(Grid()))
-            random = Random(SEED)
-            for _ in range(plans):
-                _step(engine, graph, BATCH, random_plan(graph, BATCH, PROCS, random))
+            for plan in tried_plans(graph, plans):
+                _step(engine, graph, BATCH, plan)
         run = load_run_file(RUN)
         for procs in (1, *RANKS):
             _step(engine, graph := build_graph(run), run.train.batch, build_plan(run, graph, procs))
