@@ -12,7 +12,7 @@
 // Grid: (tiles of m * tiles of n, groups, phases * splits). With splits, parts of the sum go to partial[split], of the result's
 // shape, for sum_splits (gemm.cu): the order of sums, and so every bit, depends on sizes and
 // the card only.
-// Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py; rims.cu has the forward pass of several boxes.
+// Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py; rims.cu has both of several boxes.
 // Limited by the rate of tensor cores from about 64 channels on; below, by the instructions that gather (about two a copied
 // 16 bytes, and a division by multiplication for each tap and position). Bytes come from L2: neighbouring taps read the same lines.
 
@@ -31,22 +31,6 @@ struct GatheredTaps {
     __device__ __forceinline__ const T* pointer(const Fixed& t, const Position<Index>& p) const {
         return window.reads(p, t) ? base + (p.offset + t.offset) : nullptr;
     }
-};
-
-// The filters for the data pass: channels c for n, (tap, f) for k.
-template <class T, class Index>
-struct Filters {
-    static constexpr bool ALONG_K = false;
-    using Fixed = Index;
-    const T* base;  // of the group
-    Index extent;
-    const Window<Index>& window;
-    __device__ __forceinline__ Index fixed(Index n) const { return n; }
-    __device__ __forceinline__ Index moving(Index k) const {
-        const Index tap = divide(k, window.channels), f = k - tap * static_cast<Index>(window.channels.value);
-        return (f * window.filter_taps() + window.filter_tap(tap)) * extent;
-    }
-    __device__ __forceinline__ const T* pointer(Index n, Index k) const { return base + n + k; }
 };
 
 template <class T, class S, class Index>
@@ -68,26 +52,10 @@ __global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC
 CONVOLUTION_TEMPLATE
 __global__ void __launch_bounds__(BM / WM * BN, (blocks_of<Math, BM, BN, WM, VEC_A, VEC_B, true>()))
     conv_backward_data(ELEMENT* dx, SUM* partial, const ELEMENT* dy, const ELEMENT* w, const __grid_constant__ WindowSizes z) {
-    CONVOLUTION_TYPES;
     extern __shared__ __align__(128) char memory[];
     const i64 group = blockIdx.y, split = blockIdx.z % z.splits;
     const Window<Index> window = adjoint_window<Index>(z, group, static_cast<int>(blockIdx.z / z.splits));
-    const i64 across = (z.columns + BN - 1) / BN;
-    const Index m = static_cast<Index>(blockIdx.x / across) * BM, n = static_cast<Index>(blockIdx.x % across) * BN;
-    const Index rows = window.positions();
-    if (m >= rows) return;  // of a phase with fewer positions than others
-    const Index k = window.taps() * static_cast<Index>(z.channels.value), columns = static_cast<Index>(z.columns);
-    const Index begin = static_cast<Index>(split * z.depth), end = min(k, begin + static_cast<Index>(z.depth));
-    const Gathered<T, Index> left{dy, rows, window};
-    const Filters<T, Index> right{w + group * z.channels.value * window.filter_taps() * z.columns, columns, window};
-    T* shared = reinterpret_cast<T*>(memory);
-    Tile<Kind, decltype(left), decltype(right)> product;
-    product.multiply(left, right, m, n, begin, end, shared);
-    const i64 first = group * z.columns;
-    const TargetOutput<T, S, Index> out{{dx + first, partial ? partial + split * target_size(z) + first : nullptr, nullptr, S(1),
-                                         S(z.add ? 1 : 0), columns, false, z.vectors != 0},
-                                        rows, window};
-    product.store(out, m, n, shared);
+    data_tile<Math, Index, BM, BN, WM, STAGES, VEC_A, VEC_B>(dx, partial, dy, w, z, window, group, split, blockIdx.x, memory);
 }
 
 CONVOLUTION_TEMPLATE

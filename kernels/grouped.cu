@@ -7,7 +7,8 @@
 // Layout as in convolution.cu, positions and taps as in window.cuh. Forward and data: a thread has ROWS positions and VEC neighbouring
 // channels of one of each per group, or one channel if VEC is 1. Weights: lanes have filters, warps of a block have every WARPS-th
 // position and are added up in order; blocks along z have parts of the positions, which sum_splits (gemm.cu) adds up in order.
-// Limits: 65 535 phases, chunks of taps and splits. VEC > 1 only where C = N = 1, and VEC divides the groups.
+// conv_grouped_rims computes forward or data for several boxes of the target in one launch, as rims.cu does.
+// Limits: 65 535 phases, chunks of taps and splits; 8 boxes. VEC > 1 only where C = N = 1, and VEC divides the groups.
 // Grid: forward and data, blocks of 256 threads along x, phases along z; weights, (32 pairs of a filter and a channel, 8 taps, splits) of (32, 8)
 // threads.
 // Called by: the cupy engine, through lbpar/engine/cupy/launch_conv.py.
@@ -17,16 +18,16 @@
 
 constexpr int ROWS = 4, WARPS = 8, TAPS = 8;
 
-template <class T, class Index, bool ADJOINT, int VEC>
-__global__ void __launch_bounds__(256, 2) conv_grouped(T* target, const T* source, const T* w, const T* bias, const __grid_constant__ WindowSizes z) {
+// What one thread has of a box; `of_group` gives the box's window for a group.
+template <class T, class Index, bool ADJOINT, int VEC, class OfGroup>
+__device__ __forceinline__ void grouped_sums(T* target, const T* source, const T* w, const T* bias, const WindowSizes& z, i64 thread,
+                                             const OfGroup& of_group) {
     using S = Acc<T>;
     const i64 all = z.groups * z.columns, chunks = all / VEC;
-    const i64 thread = grid_thread(), first = thread / chunks * ROWS;
+    const i64 first = thread / chunks * ROWS;
     const Index channel = static_cast<Index>(thread % chunks * VEC), columns = static_cast<Index>(z.columns);
     const Index group = channel / columns, column = channel % columns;
-    Window<Index> window;
-    if constexpr (ADJOINT) window = adjoint_window<Index>(z, group, static_cast<int>(blockIdx.z));
-    else window = forward_window<Index>(z, group);
+    const Window<Index> window = of_group(group);
     const Index rows = window.positions(), taps = window.taps(), channels = static_cast<Index>(z.channels.value);
     if (first >= rows) return;
     Position<Index> at[ROWS];
@@ -70,6 +71,23 @@ __global__ void __launch_bounds__(256, 2) conv_grouped(T* target, const T* sourc
         }
         store_vector(to, result);
     }
+}
+
+template <class T, class Index, bool ADJOINT, int VEC>
+__global__ void __launch_bounds__(256, 2) conv_grouped(T* target, const T* source, const T* w, const T* bias, const __grid_constant__ WindowSizes z) {
+    grouped_sums<T, Index, ADJOINT, VEC>(target, source, w, bias, z, grid_thread(), [&](Index group) {
+        if constexpr (ADJOINT) return adjoint_window<Index>(z, group, static_cast<int>(blockIdx.z));
+        else return forward_window<Index>(z, group);
+    });
+}
+
+template <class T, class Index, bool ADJOINT, int VEC>
+__global__ void __launch_bounds__(256, 2) conv_grouped_rims(T* target, const T* source, const T* w, const T* bias, const __grid_constant__ RimSizes z) {
+    const Rim& rim = rim_of(z, blockIdx.x);
+    const i64 thread = (blockIdx.x - rim.first_block) * blockDim.x + threadIdx.x;
+    grouped_sums<T, Index, ADJOINT, VEC>(target, source, w, bias, z.window, thread, [&](Index group) {
+        return rim_window<ADJOINT, Index>(z, rim, group, static_cast<int>(blockIdx.z));
+    });
 }
 
 // Blocks of (32, WARPS): x has 32 of the pairs (c, filter), y TAPS of the taps, z `depth` positions.

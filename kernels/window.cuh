@@ -57,14 +57,14 @@ __device__ __forceinline__ Axis<Index> forward_axis(const AxisSizes& a, i64 orig
 }
 
 template <class Index>
-__device__ __forceinline__ Axis<Index> adjoint_axis(const AxisSizes& a, int phase) {
+__device__ __forceinline__ Axis<Index> adjoint_axis(const AxisSizes& a, i64 origin, i64 extent, const Divisor (&positions)[2], int phase) {
     const Index stride = static_cast<Index>(a.stride), dilation = static_cast<Index>(a.dilation);
     const Index spacing = static_cast<Index>(a.spacing), kernel = static_cast<Index>(a.kernel);
-    const Index first = static_cast<Index>(a.origin) + phase, rest = first + static_cast<Index>(a.pad);
+    const Index first = static_cast<Index>(origin) + phase, rest = first + static_cast<Index>(a.pad);
     Index k = 0;
     while (k < spacing && k < kernel && (rest - k * dilation) % stride != 0) ++k;
     const bool found = k < spacing && k < kernel;
-    Axis<Index> axis{a.positions[phase < a.extent % a.stride ? 0 : 1], a.taps[k < kernel % spacing ? 0 : 1],
+    Axis<Index> axis{positions[phase < extent % a.stride ? 0 : 1], a.taps[k < kernel % spacing ? 0 : 1],
                      1, found ? (rest - k * dilation) / stride : Index(0), -static_cast<Index>(a.reach), static_cast<Index>(a.source),
                      k, spacing, kernel, static_cast<Index>(a.target), stride, first};
     if (!found) axis.taps.value = 0;
@@ -194,8 +194,47 @@ __device__ __forceinline__ Window<Index> adjoint_window(const WindowSizes& z, i6
 #pragma unroll
     for (int d = 2; d >= 0; --d) {
         const int stride = static_cast<int>(z.axis[d].stride);
-        w.axis[d] = adjoint_axis<Index>(z.axis[d], phase % stride);
+        const AxisSizes& a = z.axis[d];
+        w.axis[d] = adjoint_axis<Index>(a, a.origin, a.extent, a.positions, phase % stride);
         phase /= stride;
+    }
+    return w;
+}
+
+// Thin boxes of a target, all of them in one launch: the rims that read what a halo exchange brings, computed when it has come.
+constexpr int MOST_RIMS = 8;
+
+struct Rim {
+    i64 first_block, origin[3], extent[3];
+    Divisor positions[3][2];  // as those of AxisSizes
+};
+
+struct RimSizes {
+    WindowSizes window;  // but for origins, extents and positions
+    i64 count;
+    Rim rims[MOST_RIMS];
+};
+
+// The box that a block works on.
+__device__ __forceinline__ const Rim& rim_of(const RimSizes& z, i64 block) {
+    int r = 0;
+    while (r + 1 < z.count && z.rims[r + 1].first_block <= block) ++r;
+    return z.rims[r];
+}
+
+template <bool ADJOINT, class Index>
+__device__ __forceinline__ Window<Index> rim_window(const RimSizes& z, const Rim& rim, i64 group, int phase) {
+    Window<Index> w = forward_window<Index>(z.window, group);
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+        const AxisSizes& a = z.window.axis[d];
+        if constexpr (ADJOINT) {
+            const int stride = static_cast<int>(a.stride);
+            w.axis[d] = adjoint_axis<Index>(a, rim.origin[d], rim.extent[d], rim.positions[d], phase % stride);
+            phase /= stride;
+        } else {
+            w.axis[d] = forward_axis<Index>(a, rim.origin[d], rim.positions[d][0]);
+        }
     }
     return w;
 }

@@ -261,9 +261,7 @@ def check_rims(name: str, math: str, **options: object) -> None:
     first = launch_conv.conv_forward(MATHS[math], CARD, g, box=interior, **epilogue)
     second = launch_conv.conv_rims(MATHS[math], CARD, g, boxes, **epilogue)
     run([(launch_conv.conv_forward(MATHS[math], CARD, g, **epilogue), whole), (first, early)], **options)
-    assert np.isnan(early["y"].astype(float)).any() and len(second.launches) == (
-        len(boxes) if name == "depth-wise" else 1
-    )
+    assert np.isnan(early["y"].astype(float)).any() and len(second.launches) == 1
     run([(second, {**early, "x": whole["x"]})], **options)
     np.testing.assert_array_equal(early["y"].view(np.uint8), whole["y"].view(np.uint8))
 
@@ -276,26 +274,41 @@ def test_interior_and_rims(name: str) -> None:
 @pytest.mark.parametrize("math", [m for m in MATHS if m != "float32"])
 def test_rims_of_other_types(math: str) -> None:
     check_rims("3-D", math)
+    check_rims("depth-wise", math)
 
 
-def test_boxes_of_the_gradient_for_the_input() -> None:
-    """Boxes that start anywhere, also in the midst of a stride, make up what one launch gives."""
+def check_boxes_of_dx(math: str, **options: object) -> None:
+    """Boxes that start anywhere, also in the midst of a stride, make up what one launch gives, one by one and all in one launch."""
     inner, outer, win = (9, 8, 7), (5, 8, 3), (W(3, 2, 1, 1), W(3, 1, 1, 1), W(2, 3, 2, 1))
     boxes: list[list[tuple[int, int]]] = [
         [(0, 3), (0, 8), (0, 7)], [(3, 9), (0, 8), (0, 2)], [(3, 4), (0, 5), (2, 7)], [(4, 9), (0, 5), (2, 7)],
         [(3, 9), (5, 8), (2, 7)], [(4, 4), (0, 8), (0, 7)],
     ]  # fmt: skip
     rng = np.random.default_rng(6)
-    for groups, channels in ((1, 8), (8, 8)):
-        g = Geometry.of(2, inner, outer, win, groups, channels, 8)
-        dy, w = rng.standard_normal((2, *outer, 8)), rng.standard_normal((8, 3, 3, 2, channels // groups))
-        got, want = (np.full((2, *inner, channels), np.nan) for _ in range(2))
+    for groups in (1, 2, 8):
+        g = Geometry.of(2, inner, outer, win, groups, 8, 8)
+        shapes = (2, *outer, 8), (8, 3, 3, 2, 8 // groups)
+        dy, w = (rng.standard_normal(shape).astype(DTYPES[math]) for shape in shapes)
+        got, want, together = (np.full((2, *inner, 8), np.nan, DTYPES[math]) for _ in range(3))
         arrays = {"dy": dy, "w": w, "dx": got}
-        jobs = [(launch_conv.conv_backward_data(MATHS["float64"], CARD, g, box=box), arrays) for box in boxes]
-        run([*jobs[:-2], *jobs[-1:]])
-        assert np.isnan(got).sum() == np.isnan(got[:, 3:, 5:, 2:]).sum() == 2 * 6 * 3 * 5 * channels
-        run([jobs[-2], (launch_conv.conv_backward_data(MATHS["float64"], CARD, g), {**arrays, "dx": want})])
-        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+        jobs = [(launch_conv.conv_backward_data(MATHS[math], CARD, g, box=box), arrays) for box in boxes]
+        run([*jobs[:-2], *jobs[-1:]], **options)
+        left = np.isnan(got.astype(float))
+        assert left.sum() == left[:, 3:, 5:, 2:].sum() == 2 * 6 * 3 * 5 * 8
+        run([jobs[-2], (launch_conv.conv_backward_data(MATHS[math], CARD, g), {**arrays, "dx": want})], **options)
+        rims_alone = launch_conv.conv_data_rims(MATHS[math], CARD, g, [*boxes[:-2], boxes[-1]])
+        all_of_it = launch_conv.conv_data_rims(MATHS[math], CARD, g, boxes)
+        assert len(rims_alone.launches) == len(all_of_it.launches) == 1
+        run([(rims_alone, {**arrays, "dx": together})], **options)
+        np.testing.assert_array_equal(np.isnan(together.astype(float)), left)
+        run([(all_of_it, {**arrays, "dx": together})], **options)
+        for parts in (got, together):
+            np.testing.assert_array_equal(parts.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("math", MATHS)
+def test_boxes_of_the_gradient_for_the_input(math: str) -> None:
+    check_boxes_of_dx(math)
 
 
 def test_too_many_phases() -> None:
@@ -314,6 +327,8 @@ FAULTS = {
     "phase": ("dx", "axis[d].target_mul * p[d] + axis[d].target_add", "axis[d].target_mul * p[d]"),
     "spacing": ("dx", "Index(0), -static_cast<Index>(a.reach)", "Index(0), -1"),
     "rim": ("rims", "static_cast<Index>(origin * a.stride - a.pad)", "static_cast<Index>(origin - a.pad)"),
+    "rim of dx": ("boxes", "rim.origin[d], rim.extent[d]", "a.origin, rim.extent[d]"),
+    "box of a block": ("boxes", "z.rims[r + 1].first_block <= block", "z.rims[r + 1].first_block < block"),
     "group": ("dw", "first = group * z.columns * columns", "first = group * columns"),
 }
 
@@ -321,7 +336,9 @@ FAULTS = {
 @pytest.mark.parametrize(
     "fault",
     [
-        name if name in ("phase", "rim") else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+        name
+        if name in ("phase", "rim", "rim of dx", "box of a block")
+        else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
         for name in FAULTS
     ],
 )
@@ -331,6 +348,8 @@ def test_faults_are_found(fault: str) -> None:
     with pytest.raises((AssertionError, EmulationError)):
         if which == "rims":
             check_rims("3-D", "float32", replace={old: new})
+        elif which == "boxes":
+            check_boxes_of_dx("float64", replace={old: new})
         else:
             Cases("float32").add(fault, case, (which,)).check(replace={old: new})
 

@@ -16,9 +16,9 @@ FILES = {
 TILED = {
     "gemm.cu": ("gemm",),
     "convolution.cu": ("conv_forward", "conv_backward_data", "conv_backward_weights"),
-    "rims.cu": ("conv_rims",),
+    "rims.cu": ("conv_rims", "conv_data_rims"),
 }
-GROUPED = ("conv_grouped", "conv_grouped_weights")
+GROUPED = ("conv_grouped", "conv_grouped_rims", "conv_grouped_weights")
 
 
 @pytest.mark.slow

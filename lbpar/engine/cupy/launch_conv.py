@@ -42,7 +42,7 @@ WindowSizes = np.dtype(
     + [(name, "i8") for name in ("columns", "depth", "splits", "add", "relu", "vectors")]
 )
 MOST_RIMS = 8
-_RIM = np.dtype([("first_tile", "i8"), ("origin", "i8", 3), ("positions", Divisor, 3)])
+_RIM = np.dtype([("first_block", "i8"), ("origin", "i8", 3), ("extent", "i8", 3), ("positions", Divisor, (3, 2))])
 RimSizes = np.dtype([("window", WindowSizes), ("count", "i8"), ("rims", _RIM, MOST_RIMS)])
 
 Box = Sequence[tuple[int, int]]
@@ -125,11 +125,9 @@ def window_sizes(g: Geometry, adjoint: bool, origin: Sequence[int], extents: Seq
     record = np.zeros((), WindowSizes)
     for a, d in enumerate(g.win):
         spacing = d.stride // math.gcd(d.stride, d.dilation) if adjoint else 1
-        whole = extents[a] // d.stride
-        positions = (whole + 1, whole) if adjoint else (extents[a], extents[a])
         record["axis"][a] = (
             source[a], target[a], d.kernel, d.stride, d.dilation, d.pad, origin[a], extents[a], spacing, spacing * d.dilation // d.stride,
-            [divisor(p) for p in positions], [divisor(t) for t in (d.kernel // spacing + adjoint, d.kernel // spacing)],
+            _positions(d, adjoint, extents[a]), [divisor(t) for t in (d.kernel // spacing + adjoint, d.kernel // spacing)],
         )  # fmt: skip
     record["samples"], record["groups"] = g.samples, g.groups
     record["channels"] = divisor(g.filters if adjoint else g.channels)
@@ -137,6 +135,12 @@ def window_sizes(g: Geometry, adjoint: bool, origin: Sequence[int], extents: Seq
     for name, value in others.items():
         record[name] = value
     return record
+
+
+def _positions(d: LocalWindow, adjoint: bool, extent: int) -> list[tuple[int, int, int]]:
+    """Along an axis of a box: of the first phases of a stride, and of the others."""
+    whole = extent // d.stride
+    return [divisor(whole + 1), divisor(whole)] if adjoint else [divisor(extent)] * 2
 
 
 def conv_forward(
@@ -159,9 +163,8 @@ def conv_forward(
     if g.pointwise and box is None:
         left, right = Operand("x", True, g.channels), Operand("w", True, g.channels)
         return gemm(math_, card, positions, g.filters, g.channels, left, right, "y", b, relu, beta=float(add))
-    k = g.taps * g.channels
+    k, vectors = _depth(math_, card, g, False)
     cut = choose(math_, card, positions, g.filters, k, g.groups, g.y_size if box is None else None)
-    vectors = vector(card, math_, g.channels), vector(card, math_, k)
     sizes = window_sizes(
         g, False, origin, extents, depth=cut.depth, splits=cut.splits, add=add, relu=relu,
         vectors=vector(card, math_, g.filters) == 16 // math_.element_bytes,
@@ -180,19 +183,12 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False, 
         left, right = Operand("dy", True, g.filters), Operand("w", False, g.channels)
         rows = g.samples * math.prod(g.inner)
         return gemm(math_, card, rows, g.channels, g.filters, left, right, "dx", beta=float(add))
-    phases = math.prod(d.stride for d in g.win)
-    if phases > MOST_BLOCKS:
-        raise EngineError(
-            f"engine.name: cupy: strides {[d.stride for d in g.win]} make {phases} phases, at most {MOST_BLOCKS} are possible."
-        )
+    phases, steps = _phases(g, True)
     if thin(g):
         return _grouped(math_, card, g, True, ("dx", "dy", "w", ""), box=(origin, extents), add=add)
-    positions = g.samples * math.prod(-(-n // d.stride) for n, d in zip(extents, g.win, strict=True))
-    taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
-    cut = choose(
-        math_, card, positions, g.channels, taps * g.filters, g.groups * phases, g.x_size if box is None else None
-    )
-    vectors = vector(card, math_, g.filters), vector(card, math_, g.channels)
+    positions = g.samples * math.prod(-(-n // s) for n, s in zip(extents, steps, strict=True))
+    k, vectors = _depth(math_, card, g, True)
+    cut = choose(math_, card, positions, g.channels, k, g.groups * phases, g.x_size if box is None else None)
     sizes = window_sizes(
         g, True, origin, extents, depth=cut.depth, splits=cut.splits, add=add,
         vectors=vector(card, math_, g.channels) == 16 // math_.element_bytes,
@@ -200,6 +196,25 @@ def conv_backward_data(math_: Math, card: Card, g: Geometry, add: bool = False, 
     grid = (-(-positions // cut.rows) * -(-g.channels // cut.columns), g.groups, phases * cut.splits)
     return _tiled("conv_backward_data", math_, g.index(card), cut, vectors, grid, (True, False), ("dx", "dy", "w"), sizes, g.x_size,
                   g.groups * g.channels, False, add)  # fmt: skip
+
+
+def _phases(g: Geometry, adjoint: bool) -> tuple[int, list[int]]:
+    """Into how many phases the targets of a pass fall, and along each axis."""
+    steps = [d.stride if adjoint else 1 for d in g.win]
+    if (phases := math.prod(steps)) > MOST_BLOCKS:
+        raise EngineError(
+            f"engine.name: cupy: strides {steps} make {phases} phases, at most {MOST_BLOCKS} are possible."
+        )
+    return phases, steps
+
+
+def _depth(math_: Math, card: Card, g: Geometry, adjoint: bool) -> tuple[int, tuple[int, int]]:
+    """The most k that a target of a pass sums over, and elements of both operands that can be copied at once."""
+    if not adjoint:
+        k = g.taps * g.channels
+        return k, (vector(card, math_, g.channels), vector(card, math_, k))
+    taps = math.prod(-(-d.kernel * math.gcd(d.stride, d.dilation) // d.stride) for d in g.win)
+    return taps * g.filters, (vector(card, math_, g.filters), vector(card, math_, g.channels))
 
 
 def conv_backward_weights(math_: Math, card: Card, g: Geometry, add: bool = False) -> Job:
@@ -233,30 +248,50 @@ def conv_rims(
     relu: bool = False,
     add: bool = False,
 ) -> Job:
-    """`conv_forward` of several boxes that do not overlap, in one launch but where groups have few channels."""
-    assert len(boxes) <= MOST_RIMS
-    if thin(g):
-        return Job(tuple(x for box in boxes for x in conv_forward(math_, card, g, bias, relu, add, box).launches))
-    parts = [(origin, extents) for origin, extents in (_box(g.outer, box) for box in boxes) if math.prod(extents)]
-    most = max((g.samples * math.prod(extents) for _, extents in parts), default=0)
-    if most * g.groups * g.filters == 0:
+    """`conv_forward` of several boxes that do not overlap, in one launch."""
+    return _rims(math_, card, g, False, boxes, ("y", "x", "w", "b" if bias else ""), relu=relu, add=add)
+
+
+def conv_data_rims(math_: Math, card: Card, g: Geometry, boxes: Sequence[Box], add: bool = False) -> Job:
+    """`conv_backward_data` of several boxes that do not overlap, in one launch."""
+    return _rims(math_, card, g, True, boxes, ("dx", "dy", "w", ""), add=add)
+
+
+def _rims(
+    math_: Math, card: Card, g: Geometry, adjoint: bool, boxes: Sequence[Box], arrays: tuple[str, ...], **others: Any
+) -> Job:
+    """A pass for several boxes: blocks of threads find theirs by the number of its first block."""
+    whole, size, columns = (g.inner, g.x_size, g.channels) if adjoint else (g.outer, g.y_size, g.filters)
+    parts = [part for part in (_box(whole, box) for box in boxes) if math.prod(part[1])]
+    assert len(parts) <= MOST_RIMS
+    if not parts or not size:
         return Job()
-    cut = choose(math_, card, most, g.filters, g.taps * g.channels, g.groups * len(parts), None)
-    vectors = vector(card, math_, g.channels), vector(card, math_, g.taps * g.channels)
-    record = np.zeros((), RimSizes)
-    record["window"] = window_sizes(
-        g, False, (0, 0, 0), g.outer, depth=cut.depth, splits=1, add=add, relu=relu,
-        vectors=vector(card, math_, g.filters) == 16 // math_.element_bytes,
-    )  # fmt: skip
-    tiles, across = 0, -(-g.filters // cut.columns)
-    for rim, (origin, extents) in zip(record["rims"], parts, strict=False):
-        rim["first_tile"], rim["origin"], rim["positions"] = tiles, origin, [divisor(n) for n in extents]
-        tiles += -(-g.samples * math.prod(extents) // cut.rows) * across
-    record["count"] = len(parts)
-    name = f"conv_rims<{math_.name}, {g.index(card)}, {shape(cut, vectors)}>"
-    shared = shared_bytes(math_, cut, True, True)
-    arrays = ("y", "x", "w", "b" if bias else "")
-    return Job((Launch("rims.cu", name, (tiles, g.groups, 1), (cut.threads, 1, 1), shared, arrays, record),))
+    phases, steps = _phases(g, adjoint)
+    rows = [g.samples * math.prod(-(-n // s) for n, s in zip(extents, steps, strict=True)) for _, extents in parts]
+    if thin(g):
+        width = _width(math_, card, g)
+        blocks = [-(-_threads(g, r, columns, width) // 256) for r in rows]
+        file, threads, shared, groups = "grouped.cu", 256, 0, 1
+        name = f"conv_grouped_rims<{math_.element}, {g.index(card)}, {_flag(adjoint)}, {width}>"
+        sizes = window_sizes(g, adjoint, (0, 0, 0), whole, depth=0, splits=1, **others)
+    else:
+        k, vectors = _depth(math_, card, g, adjoint)
+        cut = choose(math_, card, max(rows), columns, k, g.groups * phases * len(parts), None)
+        blocks = [-(-r // cut.rows) * -(-columns // cut.columns) for r in rows]
+        file, threads, shared, groups = "rims.cu", cut.threads, shared_bytes(math_, cut, True, not adjoint), g.groups
+        name = f"conv{'_data' * adjoint}_rims<{math_.name}, {g.index(card)}, {shape(cut, vectors)}>"
+        arrays = arrays[:3] if adjoint else arrays
+        sizes = window_sizes(
+            g, adjoint, (0, 0, 0), whole, depth=cut.depth, splits=1,
+            vectors=vector(card, math_, columns) == 16 // math_.element_bytes, **others,
+        )  # fmt: skip
+    record, first = np.zeros((), RimSizes), 0
+    record["window"], record["count"] = sizes, len(parts)
+    for rim, (origin, extents), n in zip(record["rims"], parts, blocks, strict=False):
+        rim["first_block"], rim["origin"], rim["extent"] = first, origin, extents
+        rim["positions"] = [_positions(d, adjoint, extent) for d, extent in zip(g.win, extents, strict=True)]
+        first += n
+    return Job((Launch(file, name, (first, groups, phases), (threads, 1, 1), shared, arrays, record),))
 
 
 # -- few channels per group ------------------------------------------------------------------------------------------------------
@@ -269,15 +304,27 @@ def thin(g: Geometry) -> bool:
 
 def _grouped(math_: Math, card: Card, g: Geometry, adjoint: bool, arrays: tuple[str, ...], **others: Any) -> Job:
     origin, extents = others.pop("box")
-    strides = [d.stride if adjoint else 1 for d in g.win]
-    positions = g.samples * math.prod(-(-n // s) for n, s in zip(extents, strides, strict=True))
-    columns = g.channels if adjoint else g.filters
-    width = vector(card, math_, g.groups) if g.channels == g.filters == 1 else 1
+    phases, steps = _phases(g, adjoint)
+    positions = g.samples * math.prod(-(-n // s) for n, s in zip(extents, steps, strict=True))
+    width = _width(math_, card, g)
     sizes = window_sizes(g, adjoint, origin, extents, depth=0, splits=1, **others)
-    name = f"conv_grouped<{math_.element}, {g.index(card)}, {'true' if adjoint else 'false'}, {width}>"
-    threads = -(-positions // 4) * (g.groups * columns // width)
-    grid = (-(-threads // 256), 1, math.prod(strides))
-    return Job((Launch("grouped.cu", name, grid, (256, 1, 1), 0, arrays, sizes),))
+    name = f"conv_grouped<{math_.element}, {g.index(card)}, {_flag(adjoint)}, {width}>"
+    threads = _threads(g, positions, g.channels if adjoint else g.filters, width)
+    return Job((Launch("grouped.cu", name, (-(-threads // 256), 1, phases), (256, 1, 1), 0, arrays, sizes),))
+
+
+def _width(math_: Math, card: Card, g: Geometry) -> int:
+    """Neighbouring channels that a thread has."""
+    return vector(card, math_, g.groups) if g.channels == g.filters == 1 else 1
+
+
+def _threads(g: Geometry, positions: int, columns: int, width: int) -> int:
+    """A thread has four positions."""
+    return -(-positions // 4) * (g.groups * columns // width)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _grouped_weights(math_: Math, card: Card, g: Geometry, add: bool) -> Job:

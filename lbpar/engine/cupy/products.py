@@ -144,8 +144,9 @@ class Products(Pointwise):
     ) -> None:
         def make(arithmetic: Math, card: Card) -> Job:
             g = Geometry.of(dy.shape[0], dx.shape[1:-1], dy.shape[1:-1], win, groups, dx.shape[-1], w.shape[0])
-            jobs = [launch_conv.conv_backward_data(arithmetic, card, g, box=box) for box in boxes]
-            return Job(tuple(launch for job in jobs for launch in job.launches))
+            if len(boxes) == 1:
+                return launch_conv.conv_backward_data(arithmetic, card, g, box=boxes[0])
+            return launch_conv.conv_data_rims(arithmetic, card, g, boxes)
 
         key = ("data parts", dy.shape, w.shape, win, groups, dx.shape, _key(boxes))
         self._multiply(key, make, dx=dx, dy=self._dense(dy), w=self._as(w, dy.dtype))
