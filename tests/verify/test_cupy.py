@@ -108,7 +108,7 @@ def test_nothing_passes_through_the_host(monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setattr(CupyDevice, "fetch", lambda self, a: (read.append(a), fetch(self, a))[1])
     monkeypatch.setattr(CupyDevice, "synchronize", lambda self: pytest.fail("the host waits in the middle of a step"))
     executor.run(feeds)
-    wanted = [name for name in program.results if name in SMALL]
+    wanted = [name for name in program.results if name.partition("/")[0] in SMALL]
     assert "loss" in wanted and len(read) == len(wanted) and machine.launches
     if not training and name != "flags":  # which has no metrics
         assert len(wanted) > 1
