@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEMPLATES = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
+#: Those that train; `lbpar study --slurm` fills in the other (tests/study, tests/slurm).
+TEMPLATES = [f for f in sorted((ROOT / "jobs" / "slurm").glob("*.sbatch")) if f.stem != "study"]
 # Says which MPI it is, or notes its options and does what comes after them.
 LAUNCHER = """#!/bin/bash
 if [ "$1" = --version ]; then echo "$FLAVOUR"; exit; fi
