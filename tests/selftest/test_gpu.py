@@ -59,9 +59,7 @@ def test_steps_of_pytorch_eager_and_compiled(capfd: pytest.CaptureFixture[str], 
     seen = list[Any]()
     write = command._write
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            command, "_write", lambda args, report: (write(args, report), seen.append(json.loads(file.read_text())))
-        )
+        patch.setattr(command, "_write", lambda *a, **k: (write(*a, **k), seen.append(json.loads(file.read_text()))))
         assert run("--json", str(file), only="^(resnet50 of 256|unet3d of 2), bfloat16(, PyTorch .*)?$") == 0
     assert "lbpar / best of PyTorch" in capfd.readouterr().out
     assert [len(found["parts"]) for found in seen] == [1, 2, 3, 4, 5, 6, 6]
