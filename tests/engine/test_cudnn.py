@@ -231,7 +231,7 @@ def test_cudnn_that_is_missing_is_named_with_its_extra(
     fake_cupy.install(monkeypatch)
     with pytest.raises(EngineError, match=r"engine\.cudnn: true needs cuDNN .* pip install 'lbpar\[cuda13\]', or"):
         get_engine("cupy", "float32", cudnn=True)
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "lbpar")
     assert get_engine("cupy", "float32").graphs is None  # type: ignore[attr-defined]
     assert "lbpar's own kernels convolve, because cuDNN cannot be used" in caplog.text
 
