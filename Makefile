@@ -1,7 +1,7 @@
 # lbpar on a fresh machine: Python 3.11+ and make are enough.
 #
 #   make train              a first training run on 4 ranks
-#   make test               linters, MPI tests on 2, 3 and 4 ranks, all serial tests
+#   make test               linters, MPI tests on 2, 3 and 4 ranks, Slurm tests, all other tests
 #   make test MPI=mpich     the same with MPICH instead of Open MPI (another virtual environment)
 #   make test MPI=system    the same with this machine's own MPI
 #   make PYTHON=python3.13  another Python
