@@ -35,7 +35,8 @@ class Tracer:
     """Collects one rank's events; times are shared by all ranks of a node's clock.
 
     Kernels and waits are on the first row of a rank, moves under way (from start to the end of the wait) on the second, steps on the
-    third; moves that overlap get further rows, for viewers leave out what reaches out of another event of its row. Times are marks of the engine, which are read when the files are written.
+    third; moves that overlap get further rows, for events of one row have to nest. Times are marks of the engine, which are read when the files are
+    written.
 
     Parameters
     ----------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from lbpar.selftest.checks import network_row
 from lbpar.selftest.networks import PROCS, networks
 from lbpar.tables import print_table
 from lbpar.threads import cores
+from lbpar.transport.stop import sigterm_exits
 from lbpar.verify.run import TOLERANCES
 
 BUDGET = 170.0
@@ -114,16 +114,13 @@ def _gpu(args: argparse.Namespace) -> int:
         names = dict.fromkeys(p.name.partition(",")[0] for p in everything)
         raise ConfigError(f"--only: no part's name matches {args.only!r}; names begin with {', '.join(names)}.")
     started, workers = time.monotonic(), max(1, min(MOST_WORKERS, cores() // 2))
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: parts end with it
-    try:
+    with sigterm_exits():  # parts end with it
         rows = parts.run(wanted[:1], budget, 1, say)
         if rows and rows[0]["failed"] and rows[0]["part"] == "versions":
             wanted = []  # nothing can be found out without a device
         if rows and rows[0].get("exclusive"):
             workers = 1
         rows += parts.run(wanted[1:], budget - (time.monotonic() - started), workers, say)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     for table in (row["table"] for row in rows if "table" in row):
         print_table(table["rows"], title=table["title"])
     if beside := _beside(rows):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lbpar.config.arguments import add_run_file
@@ -16,6 +13,7 @@ from lbpar.streams import standard_streams
 from lbpar.study.measure import add_steps
 from lbpar.study.points import GROW, STRONG, WEAK
 from lbpar.study.stages import add_options
+from lbpar.transport.stop import sigterm_exits
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,12 +86,12 @@ def main(argv: list[str] | None = None) -> int:
             case "point":
                 from lbpar.study.scaling import measure_one
 
-                with _ended():
+                with sigterm_exits():  # with the launcher that it waits for, and this one's ranks
                     return measure_one(args)
             case _:
                 from lbpar.study.scaling import run_study
 
-                with _ended():
+                with sigterm_exits():  # with the launcher that it waits for, and this one's ranks
                     return run_study(args, lambda text: print(text, flush=True))
     except LbparError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -103,16 +101,6 @@ def main(argv: list[str] | None = None) -> int:
             "interrupted; where points are measured, the same command goes on with those that are left", file=sys.stderr
         )
         return 130
-
-
-@contextmanager
-def _ended() -> Iterator[None]:
-    """In this block SIGTERM ends the command as Ctrl-C does: with the launcher that it waits for, and this one's ranks."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_compare(first: Path, second: Path) -> int:

@@ -95,10 +95,8 @@ def _try(starter: Sequence[str]) -> tuple[str, str]:
             [*starter, *CHILD], env=outside(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        wrote, ended = (
-            (error.stdout or b"").decode(errors="replace"),
-            f"did not end within {SECONDS:g} s",
-        )  # bytes in any case
+        wrote = (error.stdout or b"").decode(errors="replace")  # bytes in any case
+        ended = f"did not end within {SECONDS:g} s"
     except OSError as error:
         return "", f"{how} could not be started: {error}"
     else:

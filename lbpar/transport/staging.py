@@ -117,9 +117,8 @@ def _parts(moves: Moves, call: Call, buf: Any, out: Any) -> Iterator[_Part]:
     each = max(CHUNK // members, LEAST)
     match call.kind:
         case "allreduce":
-            chunk = (
-                max(CHUNK // members, 1) * members
-            )  # whose blocks are equal, so that bytes are counted as of one sum
+            # Blocks of a part are equal, so that bytes are counted as of one sum.
+            chunk = max(CHUNK // members, 1) * members
             for i in range(0, max(buf.size, 1), chunk):
                 part = {me: buf[i : i + chunk]}
                 yield _Part(replace(call, counts=(part[me].size,)), part, part)

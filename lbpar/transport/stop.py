@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,16 @@ def stop_signals(numbers: Sequence[signal.Signals] = NUMBERS) -> Iterator[Stop]:
         os.close(told)
         thread.join()
         os.close(hears)
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """In this block SIGTERM raises SystemExit, so that a command that waits for others ends them as at Ctrl-C. Main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

@@ -31,9 +31,8 @@ def load() -> Any:
         import cupy
 
         version = int(cupy.__version__.split(".")[0])
-    except (
-        Exception
-    ) as error:  # what is left of an old one, or does not go with NumPy's version, fails in ways of its own
+    except Exception as error:
+        # What is left of an old one, or does not go with NumPy's version, fails in ways of its own.
         raise EngineError(
             f"engine.name: cupy needs CuPy, which cannot be loaded ({error}): {_INSTALL}, {_ELSE}."
         ) from error
