@@ -17,7 +17,7 @@ from lbpar.calibrate.spread import spread, unsure
 from lbpar.calibrate.trust import MOVE_UNSURE, doubt
 from lbpar.calibrate.work import Work
 from lbpar.config.machine_file import LevelConfig, LinkConfig, MachineFile, MeasuredMove
-from lbpar.cost.machine import Machine
+from lbpar.cost.machine import Machine, measured_as
 from lbpar.cost.moves import busiest, move_price
 from lbpar.engine.base import Engine
 from lbpar.graph.loops import Window
@@ -130,7 +130,7 @@ def node_size(hosts: Sequence[str]) -> int:
 
 
 def _kind(move: Move) -> MeasuredMove:
-    return "p2p" if move.kind in ("halo", "accumulate") else move.kind  # type: ignore[return-value]
+    return measured_as(move.kind)  # type: ignore[return-value]
 
 
 def _level(name: str, timed: Sequence[Timed], ranks: int) -> tuple[LevelConfig, list[Timed]]:

@@ -188,7 +188,7 @@ def measure_machine(
         file = transport.bcast(file.model_copy(update={"cores": cores if ranks > cores else None}))
         if network is not None:
             whole = measure_steps(made, moved, *network, Machine(file), engine.arithmetic, seconds)
-            file = slower(file, whole.factor)
+            file = slower(file, whole.factor, whole.between)
         if moved is not transport:
             moved.disconnect()
     trust = Trust(kernels.loads, kernels.spread, _in_doubt(file.levels) if moves else (), whole)

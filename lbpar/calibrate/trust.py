@@ -31,13 +31,16 @@ class WholeSteps:
     ----------
     factor : float
         Times as long: the median over plans.
+    between : float
+        The same of moves of activations.
     plans : int
         Timed; none where the device's memory holds no plan, or no network was asked for.
     off : float
-        Mean part by which predictions with the factor differ from measured steps.
+        Mean part by which predictions with both differ from measured steps.
     """
 
     factor: float = 1.0
+    between: float = 1.0
     plans: int = 0
     off: float = 0.0
 
@@ -144,8 +147,8 @@ class Trust:
         lines = [f"  other work       {seen}; repetitions of kernels apart by {100 * self.kernels:.0f} %"]
         if self.whole.plans:
             lines.append(
-                f"  whole steps      {self.whole.factor:.2f} times as long as their kernels and moves by themselves, and so are all times of the "
-                f"file; then predictions are off by {100 * self.whole.off:.0f} % ({self.whole.plans} plans)"
+                f"  whole steps      {self.whole.factor:.2f} times as long as their kernels and moves by themselves, moves of activations "
+                f"{self.whole.between:.2f} times, and so are all times of the file; then predictions are off by {100 * self.whole.off:.0f} % ({self.whole.plans} plans)"
             )
         return lines + [f"  in doubt         {doubt}" for doubt in self.doubts()]
 

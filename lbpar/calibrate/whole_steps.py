@@ -1,8 +1,9 @@
 """How much longer whole training steps take than their kernels and moves by themselves.
 
 A kernel that is timed over and over finds its operands in the caches; within a step they hold what other layers left there, and
-ranks wait for each other. By how much that slows a step depends on the network, little on the plan: steps of some plans are timed,
-and all times of the machine get longer by what these took longer than predicted.
+ranks wait for each other; and what moves blocks of activations leaves them where the next kernel does not find them in its caches.
+By how much that slows a step depends on the network, little on the plan: steps of some plans are timed, and all times of the machine
+get longer by what these took longer than predicted, those of such moves by a factor of their own.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from lbpar.calibrate.kernel_speeds import drawn_feeds, flat_state
+from lbpar.calibrate.kernel_speeds import LEAST, drawn_feeds, flat_state
 from lbpar.calibrate.samples import plans_along
 from lbpar.calibrate.trust import WholeSteps
-from lbpar.config.machine_file import LevelConfig, LinkConfig, MachineFile
-from lbpar.cost.machine import Machine
+from lbpar.config.machine_file import LevelConfig, LinkConfig, MachineFile, MeasuredMove
+from lbpar.cost.machine import COPIES, Machine, measured_as
 from lbpar.cost.memory import memory
 from lbpar.cost.price import price
 from lbpar.cost.simulate import simulate
@@ -41,6 +43,12 @@ RANDOM = 8
 STEPS = 5
 #: Plans timed at least, whatever that takes.
 FEWEST = 3
+#: Plans from which on moves of activations have a factor of their own.
+ENOUGH = 8
+#: That factor's candidates, beside the one of all else.
+RATIOS = np.geomspace(0.5, 2.0, 29)
+#: Moves of activations, as machine files name them. Sums of gradients are written where they are sent from.
+BETWEEN: tuple[MeasuredMove, ...] = ("alltoall", "allgather", "p2p")
 Links = TypeVar("Links", LevelConfig, LinkConfig)
 
 
@@ -64,7 +72,7 @@ def measure_steps(
     seconds : float
         To spend, about; `FEWEST` plans are timed in any case.
     """
-    until, ratios = perf_counter() + seconds, []
+    until, found = perf_counter() + seconds, list[tuple[float, float, float]]()
     for plan in plans(graph, batch, transport.size):
         program = lower(graph, plan, batch, bucket_bytes=BUCKET_BYTES, rims=engine.rims)
         if (
@@ -72,14 +80,35 @@ def measure_steps(
             > machine.memory
         ):
             continue
-        predicted = simulate(program, price(program, machine, dtype), machine).seconds
-        ratios.append(timed_step(program, engine, transport, seconds / FEWEST) / predicted)
-        if transport.bcast(len(ratios) >= FEWEST and perf_counter() > until):
+        priced = price(program, machine, dtype)
+        step, moves = simulate(program, priced, machine), priced.by(lambda s: measured_as(s.kind) if s.moves else "")
+        between = step.exposed * sum(moves.get(kind, 0.0) for kind in BETWEEN) / max(priced.move_seconds, LEAST)
+        found.append((step.seconds - between, between, timed_step(program, engine, transport, seconds / FEWEST)))
+        if transport.bcast(len(found) >= FEWEST and perf_counter() > until):
             break
-    if not ratios:
-        return WholeSteps()
-    factor = median(ratios)
-    return WholeSteps(factor, len(ratios), float(np.mean([abs(factor / r - 1) for r in ratios])))
+    return fitted(np.array(found)) if found else WholeSteps()
+
+
+def fitted(steps: npt.NDArray[np.float64]) -> WholeSteps:
+    """The factors with which predictions are least off, on the mean.
+
+    Parameters
+    ----------
+    steps : (plans, 3)
+        Predicted seconds of a step without moves of activations, predicted seconds of these, and measured seconds.
+    """
+    rest, between, measured = steps.T
+
+    def tried(ratio: float) -> tuple[float, float]:
+        ratios = measured / (rest + ratio * between)
+        factor = float(np.median(ratios))
+        return float(np.mean(np.abs(factor / ratios - 1))), factor
+
+    ratio = 1.0
+    if len(steps) >= ENOUGH and between.any():
+        ratio = min((1.0, *map(float, RATIOS)), key=lambda r: tried(r)[0])
+    off, factor = tried(ratio)
+    return WholeSteps(factor, factor * ratio, len(steps), off)
 
 
 def plans(graph: Graph, batch: int, procs: int) -> Iterator[Plan]:
@@ -115,12 +144,12 @@ def timed_step(program: Program, engine: Engine, transport: Transport, seconds: 
     return median(map(max, zip(*transport.allgather_obj(taken[1:]), strict=True)))
 
 
-def slower(file: MachineFile, times: float) -> MachineFile:
-    """The machine on which everything takes so many times as long."""
+def slower(file: MachineFile, times: float, between: float) -> MachineFile:
+    """The machine on which moves of activations take ``between`` times as long, and everything else ``times``."""
     c = file.compute
 
-    def speed(per_second: float) -> float:
-        return max(1.0, per_second / times)
+    def speed(per_second: float, longer: float = times) -> float:
+        return max(1.0, per_second / longer)
 
     compute = c.model_copy(
         update={
@@ -129,15 +158,16 @@ def slower(file: MachineFile, times: float) -> MachineFile:
             "overhead": c.overhead * times,
             "starts": {name: v * times for name, v in c.starts.items()},
             "table": tuple(r.model_copy(update={"rate": speed(r.rate)}) for r in c.table),
-            "speeds": {name: speed(v) for name, v in c.speeds.items()},
+            "speeds": {name: speed(v, between if name in COPIES else times) for name, v in c.speeds.items()},
         }
     )
 
-    def links(x: Links) -> Links:
-        return x.model_copy(update={"alpha": x.alpha * times, "bandwidth": speed(x.bandwidth)})
+    def links(x: Links, longer: float) -> Links:
+        return x.model_copy(update={"alpha": x.alpha * longer, "bandwidth": speed(x.bandwidth, longer)})
 
     def move(x: LinkConfig) -> LinkConfig:
-        return links(x).model_copy(update={"beyond": x.beyond and speed(x.beyond)})
+        longer = between if x.kind in BETWEEN else times
+        return links(x, longer).model_copy(update={"beyond": x.beyond and speed(x.beyond, longer)})
 
-    levels = (links(x).model_copy(update={"moves": tuple(map(move, x.moves))}) for x in file.levels)
+    levels = (links(x, times).model_copy(update={"moves": tuple(map(move, x.moves))}) for x in file.levels)
     return file.model_copy(update={"levels": tuple(levels), "compute": compute})

@@ -32,6 +32,14 @@ Many = Any
 #: Where kernels were measured in one of these only, it stands for the other: the arrays are the same, and so are all kernels but products.
 ALIKE = {"tf32": "float32", "float32": "tf32"}
 
+#: Speeds of a machine file that are those of moves' own copies.
+COPIES = ("rows", "columns")
+
+
+def measured_as(kind: str) -> str:
+    """The kind of move whose measured links stand for one of kind ``kind``."""
+    return "p2p" if kind in ("halo", "accumulate") else kind
+
 
 @dataclass(frozen=True)
 class Part:
@@ -42,7 +50,7 @@ class Part:
 
     def link(self, kind: MoveKind) -> LevelConfig | LinkConfig:
         """What holds for a move: its own entry, of the size that is nearest, or the level."""
-        named = "p2p" if kind in ("halo", "accumulate") else kind
+        named = measured_as(kind)
         of_kind = [m for m in self.level.moves if m.kind == named]
         return min(of_kind, key=lambda m: abs(log2(m.ways / self.ways)), default=self.level)
 

@@ -130,7 +130,7 @@ def calibrated(args: argparse.Namespace, graph: Graph, batch: int, transport: Tr
         doubts = transport.bcast(found.trust.doubts())
         if transport.rank == 0:
             print(
-                f"calibrated in {perf_counter() - began:.0f} s, whole steps {found.trust.whole.factor:.2f} times as long; in doubt: {'; '.join(doubts) or 'nothing'}",
+                f"calibrated in {perf_counter() - began:.0f} s, whole steps {found.trust.whole.factor:.2f} times as long, moves of activations {found.trust.whole.between:.2f}; in doubt: {'; '.join(doubts) or 'nothing'}",
                 flush=True,
             )
         if not doubts:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lbpar.calibrate import whole_steps
 from lbpar.calibrate.samples import plans_along
 from lbpar.calibrate.trust import Trust, WholeSteps
-from lbpar.calibrate.whole_steps import measure_steps, plans, slower, timed_step
+from lbpar.calibrate.whole_steps import fitted, measure_steps, plans, slower, timed_step
 from lbpar.config.machine_file import LinkConfig, RateConfig
 from lbpar.cost.machine import Machine, find_machine, machine_names
 from lbpar.cost.price import price
@@ -55,9 +57,9 @@ def measured() -> Machine:
 
 @pytest.mark.parametrize("name", ["measured", *machine_names()])
 def test_all_that_a_step_takes_gets_longer_alike(name: str) -> None:
-    """Which plan is best stays as it is."""
+    """With one factor for all, which plan is best stays as it is."""
     machine = measured() if name == "measured" else find_machine(name)
-    slow = Machine(slower(machine.file, 2.5))
+    slow = Machine(slower(machine.file, 2.5, 2.5))
     for seed in range(4):
         program = lower(small(), random_plan(small(), 8, 6, Random(seed)), 8, bucket_bytes=1 << 20)
         before, after = (price(program, m) for m in (machine, slow))
@@ -75,6 +77,7 @@ def test_the_factor_is_that_of_the_plan_in_the_middle(monkeypatch: pytest.Monkey
         return next(times) * simulate(program, price(program, machine), machine).seconds
 
     monkeypatch.setattr(whole_steps, "timed_step", timed)
+    monkeypatch.setattr(whole_steps, "RATIOS", ())
     monkeypatch.setattr(ranks, "bcast", lambda x: x, raising=False)
     found = measure_steps(engine, ranks, graph, 8, machine, "float32", 1e9)
     assert found.factor == pytest.approx(1.3)
@@ -82,8 +85,41 @@ def test_the_factor_is_that_of_the_plan_in_the_middle(monkeypatch: pytest.Monkey
     assert 0.05 < found.off < 0.15
     times = iter([1.1] * whole_steps.FEWEST)  # no more in no time
     assert measure_steps(engine, ranks, graph, 8, machine, "float32", 0.0) == WholeSteps(
-        pytest.approx(1.1), whole_steps.FEWEST, pytest.approx(0.0)
+        pytest.approx(1.1), pytest.approx(1.1), whole_steps.FEWEST, pytest.approx(0.0)
     )
+
+
+def test_moves_of_activations_get_longer_by_a_factor_of_their_own() -> None:
+    machine = measured()
+    slow = Machine(slower(machine.file, 1.5, 4.0))
+    times = Counter[tuple[str, float]]()
+    for seed in range(8):
+        program = lower(small(), random_plan(small(), 8, 2, Random(seed)), 8, bucket_bytes=1 << 20)
+        for before, after in zip(*(price(program, m).steps for m in (machine, slow)), strict=True):
+            if before.seconds:
+                times[before.kind, round(after.seconds / before.seconds, 6)] += 1
+    ratios = {kind: {ratio for k, ratio in times if k == kind} for kind, _ in times}
+    assert ratios["compute"] == ratios["allreduce"] == ratios["update"] == {1.5}
+    assert ratios["alltoall"] == ratios.get("halo", {4.0}) == {4.0}
+
+
+@pytest.mark.parametrize(("between", "plans"), [(1.0, 20), (0.5, 20), (1.6, 20), (2.0, 20), (1.6, 7)])
+def test_both_factors_are_found(between: float, plans: int) -> None:
+    rng = np.random.default_rng(1)
+    rest, moved = rng.uniform(1, 3, plans), rng.uniform(0, 2, plans)
+    off = np.where(np.arange(plans) % 5 == 0, 1.3, rng.uniform(0.99, 1.01, plans))  # some steps were disturbed
+    found = fitted(np.stack([rest, moved, 1.2 * (rest + between * moved) * off], axis=1))
+    if plans < whole_steps.ENOUGH:
+        assert found.factor == found.between
+    else:
+        assert found.factor == pytest.approx(1.2, rel=0.03)
+        assert found.between == pytest.approx(1.2 * between, rel=0.06)
+    assert found.plans == plans
+
+
+def test_without_moves_of_activations_all_is_alike() -> None:
+    found = fitted(np.array([[1.0, 0.0, 1.1 + 0.01 * i] for i in range(11)]))
+    assert found.factor == found.between == pytest.approx(1.15)
 
 
 def test_plans_that_memory_does_not_hold_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +147,7 @@ def test_plans_are_of_all_kinds_and_the_same_on_all_ranks() -> None:
 
 
 def test_what_was_found_is_said_and_doubted() -> None:
-    sure, unsure = (Trust([], 0.0, (), WholeSteps(1.12, 9, off)) for off in (0.05, 0.4))
+    sure, unsure = (Trust([], 0.0, (), WholeSteps(1.12, 1.3, 9, off)) for off in (0.05, 0.4))
     assert not sure.doubts() and "whole steps" not in Trust([], 0.0).facts()
-    assert sure.facts()["whole steps"] == {"factor": 1.12, "plans": 9, "off": 0.05}
+    assert sure.facts()["whole steps"] == {"factor": 1.12, "between": 1.3, "plans": 9, "off": 0.05}
     assert unsure.doubts() == ["steps of 9 plans lie 40 % from what is predicted (at most 30 %)"]
