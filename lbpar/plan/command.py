@@ -78,7 +78,11 @@ def parser() -> argparse.ArgumentParser:
         help="auto, a number of segments, layers, as in relu1,relu2, or [] for none: see `parallel.recompute`",
     )
     how.add_argument("--strategy", type=path_option, help=f"one of {', '.join(NAMES)}, or a plan file (default: auto)")
-    how.add_argument("--dtype", choices=("float32", "float64", "bfloat16", "float16"), help="type of activations")
+    how.add_argument(
+        "--dtype",
+        choices=("float32", "float64", "bfloat16", "float16", "tf32"),
+        help="type of activations; tf32: float32 on a GPU, multiplied in TF32",
+    )
     how.add_argument("--optimizer", choices=sorted(SLOTS), help="for memory and the update's time")
     how.add_argument(
         "--axes", type=int, default=MOST_AXES, help="grid axes to plan with at most (default: %(default)s)"
@@ -386,7 +390,10 @@ def _job(args: argparse.Namespace) -> Job:
     given = {"strategy": strategy, "layers": {k: dict(v) for k, v in parallel.layers.items()}, "memory": memory}
     parallel = check(ParallelConfig, {**parallel.model_dump(), **given}, "--strategy")
     engine = config.engine if config else EngineConfig()
-    engine = engine.model_copy(update={"dtype": args.dtype or engine.dtype})
+    if args.dtype == "tf32":
+        engine = engine.model_copy(update={"name": "cupy", "dtype": "float32", "tf32": True})
+    elif args.dtype:
+        engine = engine.model_copy(update={"dtype": args.dtype, "tf32": False})
     return Job(
         _with_loss(load_graph(section, config.parallel.norm if config else None), args, config),
         _model_text(section),
