@@ -48,8 +48,8 @@ class EngineConfig(Section):
     )
     cudnn: Maybe = Field(
         default="auto",
-        description="Convolve by cuDNN where it is the better choice; false leaves all to lbpar's own kernels, auto takes cuDNN where it "
-        "can be loaded. For cupy.",
+        description="Convolve by cuDNN where it is the better choice, and multiply the matrices of linear layers by cuBLAS; false leaves all to "
+        "lbpar's own kernels, auto takes each library where it can be loaded, true insists on cuDNN. For cupy.",
     )
     autotune: Flag = Field(
         default=False,
@@ -63,7 +63,7 @@ class EngineConfig(Section):
     graphs: Flag = Field(
         default=False,
         description="Record the third step as CUDA graphs, and launch these from then on: kernels of small layers wait less for the host. The "
-        "memory of recorded steps is not shared with others. For cupy on one process.",
+        "memory of recorded steps is not shared with others; matrices are multiplied by lbpar's own kernels. For cupy on one process.",
     )
     transport: Literal["auto", "nccl", "mpi", "host"] = Field(
         default="auto",

@@ -69,6 +69,8 @@ class Memory:
         Free pieces between arrays in the engine's arena, operands converted to a lower type, workspace, libraries.
     peak : int
         The largest sum.
+    arrays : int
+        The part of it that the engine's arrays take, free pieces between them included: all but ``reading`` and libraries.
     where : str
         The step at which it is reached.
     alive : mapping
@@ -84,6 +86,7 @@ class Memory:
     reading: int
     overhead: int
     peak: int
+    arrays: int
     where: str
     alive: Mapping[str, int]
 
@@ -192,13 +195,22 @@ def memory_of_stages(
 ) -> list[Memory]:
     """`memory` of a rank at each place of stages; of one place, where there are none."""
     return [
-        _memory(program, rank, dtype, optimizer, prefetch, halves, copies, workspace) for rank in program.plan.places
+        memory_of_rank(program, rank, dtype, optimizer, prefetch, halves, copies, workspace)
+        for rank in program.plan.places
     ]
 
 
-def _memory(
-    program: Program, rank: int, dtype: str, optimizer: str, prefetch: int, halves: bool, copies: bool, workspace: int
+def memory_of_rank(
+    program: Program,
+    rank: int,
+    dtype: str = "float32",
+    optimizer: str = "momentum",
+    prefetch: int = PREFETCH,
+    halves: bool = True,
+    copies: bool = True,
+    workspace: int = 0,
 ) -> Memory:
+    """`memory` of the largest blocks at a rank's place."""
     held_here = program.here(rank)
     sizes = {name: local_bytes(program, name, dtype, halves) if here else 0 for name, here in held_here.items()}
     grads = {s for step in program.steps for s in getattr(step, "grads", ())}
@@ -301,8 +313,7 @@ def _memory(
     reading = (prefetch + 1) * batch + raw
     spread = program.plan.grid.size > 1
     between = max(0, arena.used + batch - peak)
-    overhead = (
-        between + _converted(program, dtype, halves, copies, workspace) + workspace + LIBRARIES + spread * MESSAGES
-    )
+    between += _converted(program, dtype, halves, copies, workspace) + workspace
+    arrays, overhead = weights + state + peak + between, between + LIBRARIES + spread * MESSAGES
     total = peak + weights + state + reading + overhead
-    return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, where, everything)
+    return Memory(weights, state, gradients, rest, ghosts, buffers, reading, overhead, total, arrays, where, everything)

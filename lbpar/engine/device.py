@@ -49,6 +49,8 @@ class Device(ABC):
         Bytes there; None for memory of the node.
     captures : bool
         Steps are to be recorded (`capture`).
+    reserves : bool
+        `reserve` has an effect.
     """
 
     host: ClassVar[bool] = False
@@ -57,6 +59,10 @@ class Device(ABC):
     place: str
     capacity: int | None = None
     captures = False
+    reserves = False
+
+    def reserve(self, nbytes: int) -> None:  # noqa: B027 - it is a wish
+        """Take memory for so many bytes of arrays, those that there are included, in one stretch, of which arrays are then pieces."""
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike | None = None) -> Array:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lbpar.engine.base import Engine
 from lbpar.errors import EngineError
 from lbpar.program.steps import Program
 from lbpar.text import human_bytes
@@ -46,6 +47,18 @@ def check_room(program: Program, dtype: str) -> None:
             f"memory: one process needs at least {human_bytes(needed)} (the largest array is {name} with {human_bytes(size)}), but "
             f"there are {human_bytes(room)} on this node; use more processes and split larger layers, a smaller batch, or a smaller network."
         )
+
+
+def reserve_arrays(engine: Engine, program: Program, rank: int, optimizer: str) -> None:
+    """Let an engine that takes memory in one stretch do so, as much as a rank's arrays are foretold to need in training."""
+    if engine.reserves:
+        from lbpar.cost.memory import memory_of_rank
+
+        halves = engine.activations.itemsize == 2
+        found = memory_of_rank(
+            program, rank, engine.activations.name, optimizer, halves=halves, copies=engine.volume_copies
+        )
+        engine.reserve(found.arrays)
 
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ [1-9]\d* .*")

@@ -91,33 +91,33 @@ def _speeds(tiny: bool) -> list[Part]:
     size = {"tiny": tiny}
     found = [Part("ceilings", f"{here}:ceilings", {"ways": FAST, **size}, seconds=10, alone=True)]
 
-    def network(name: str, way: str, batch: int, others: tuple[str, ...] = (), seconds: float = 12) -> None:
-        arguments = {"network": name, "batch": batch, **size}
-        title, engine = f"{name} of {batch}, {way}", (FAST | GRAPHS)[way]
-        found.append(Part(title, f"{here}:network", {**arguments, "engine": engine}, seconds, alone=True))
-        for kind in others if torch else ():
-            more = {**arguments, "way": way, "compiled": kind == "compile"}
-            longer = 60 if kind == "compile" else seconds
-            found.append(Part(f"{title}, PyTorch {kind}", f"{here}:torch_network", more, longer, alone=True))
+    def network(name: str, way: str, batch: int, seconds: float = 12) -> None:
+        arguments = {"network": name, "batch": batch, "engine": (FAST | GRAPHS)[way], **size}
+        found.append(Part(f"{name} of {batch}, {way}", f"{here}:network", arguments, seconds, alone=True))
 
-    network("resnet50", "bfloat16", 256, ("eager",))
-    network("resnet50", "TF32", 256, ("eager",))
-    network("unet3d", "bfloat16", 2, ("eager",), 15)
+    def beside(name: str, way: str, batch: int, kind: str, seconds: float = 12) -> None:
+        if torch:
+            arguments = {"network": name, "batch": batch, "way": way, "compiled": kind == "compile", **size}
+            title = f"{name} of {batch}, {way}, PyTorch {kind}"
+            found.append(Part(title, f"{here}:torch_network", arguments, seconds, alone=True))
+
+    first = ("resnet50", "bfloat16", 256, 12.0), ("resnet50", "TF32", 256, 12.0), ("unet3d", "bfloat16", 2, 15.0)
+    further = ("unet3d", "TF32", 2, 15.0), ("resnet50", "bfloat16", 64, 12.0), ("resnet50", "TF32", 64, 12.0)
+    for name, way, batch, seconds in first:
+        network(name, way, batch, seconds)
+        beside(name, way, batch, "eager", seconds)
     found += [
         Part(f"floors, {way}", f"{here}:floors", {"engine": FAST[way], **size}, seconds=15, alone=True)
         for way in ("bfloat16", "bfloat16, own kernels")
     ]
-    network("unet3d", "TF32", 2, ("eager",), 15)
-    network("resnet50", "bfloat16", 64, ("eager",))
-    network("resnet50", "TF32", 64, ("eager",))
+    for name, way, batch, seconds in further:
+        network(name, way, batch, seconds)
+        beside(name, way, batch, "eager", seconds)
     for way in GRAPHS:
         network("resnet50", way, 64)
     network("resnet50", "bfloat16, own kernels", 256)
-    if torch:
-        for name, way, batch in (("resnet50", "bfloat16", 256), ("unet3d", "bfloat16", 2), ("resnet50", "TF32", 256)):
-            arguments = {"network": name, "batch": batch, "way": way, "compiled": True, **size}
-            title = f"{name} of {batch}, {way}, PyTorch compile"
-            found.append(Part(title, f"{here}:torch_network", arguments, 60, alone=True))
+    for name, way, batch, _ in first + further:
+        beside(name, way, batch, "compile", 60)
     return found
 
 

@@ -23,12 +23,14 @@ from lbpar.data.dataset import Dataset
 from lbpar.data.prefetch import read_ahead
 from lbpar.data.sampler import Sampler
 from lbpar.errors import CheckpointError, ConfigError, TrainingError
+from lbpar.plan.resolve import optimizer_name
 from lbpar.program.norms import check_norms
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.optim.clip import clip_by_global_norm
 from lbpar.runtime.optim.loss_scale import Scaler, check_scalable
 from lbpar.runtime.optim.make import make_optimizer
 from lbpar.runtime.optim.schedules import make_schedule
+from lbpar.runtime.room import reserve_arrays
 from lbpar.runtime.totals import Totals
 from lbpar.runtime.trace import SETTLED, Tracer
 from lbpar.runtime.under_way import Entered, UnderWay
@@ -119,6 +121,7 @@ class Trainer(Evaluator):
             check_scalable(first.program)
         self.norms = norms_over_ranks(self.worker.layouts, self.transport, self.engine, self.plan.update_axes)
         self.optimizer.init_state({n: self.worker.state[n] for n in kinds})
+        reserve_arrays(self.engine, first.program, self.transport.rank, optimizer_name(c.train.optimizer))
         if self.plan.delayed:
             self.delayed = UnderWay(self.worker, self.optimizer, self.norms, c.parallel.reschedule)
 

@@ -101,18 +101,6 @@ def test_float32_is_exact_unless_tf32_is_chosen(machine: Machine, tf32: bool, no
     assert {n for _, n in fake_cudnn.executed} == {note}
 
 
-@pytest.mark.parametrize("channels", [16, 5, 0])
-def test_linear_layers_are_convolutions_of_one_position(machine: Machine, engine: Any, channels: int) -> None:
-    rng = np.random.default_rng(0)
-    x, w, b, dy = (rng.integers(-2, 3, s).astype(FLOAT32) for s in ((6, channels), (8, channels), (8,), (6, 8)))
-    numpy = NumpyEngine("float32")
-    for bias in (b, None):
-        np.testing.assert_array_equal(engine.linear_forward(x, w, bias), numpy.linear_forward(x, w, bias))
-    np.testing.assert_array_equal(engine.linear_backward_data(dy, w), numpy.linear_backward_data(dy, w))
-    np.testing.assert_array_equal(engine.linear_backward_weights(x, dy), numpy.linear_backward_weights(x, dy))
-    assert ran() == ({"fprop": 2, "dgrad": 1, "wgrad": 1} if channels else {})
-
-
 def test_a_workspace_is_bounded(machine: Machine) -> None:
     device = get_engine("cupy", "float32", cudnn=True, workspace=0)
     for got, want in zip(passes(OnHost(device), *values()), passes(NumpyEngine("float32"), *values()), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from inspect import getclosurevars
@@ -201,3 +202,25 @@ def test_all_pieces_of_a_move_go_in_one_launch(machine: Machine, device: CupyDev
     out = device.empty((10,))
     device.pack_all(held, [(listed, out)])
     assert device.to_host(out).tolist() == a[rows][:, :, :1].reshape(-1).tolist()
+
+
+def test_a_stretch_that_is_reserved_is_cut_into_arrays(machine: Machine, device: CupyDevice) -> None:
+    device.reserve(1 << 20)
+    held = device.pool.total_bytes()
+    assert 1 << 20 <= held < (1 << 20) + 1024 and not device.pool.used_bytes()
+    several = [device.zeros((n, 100)) for n in (300, 1, 700, 50)]
+    del several[1:3]
+    several.append(device.zeros((900, 100)))
+    assert device.pool.total_bytes() == held
+    several.clear()
+    assert device.zeros((1 << 18,)).nbytes == 1 << 20 and device.pool.total_bytes() == held  # what came back was joined
+    device.reserve(1 << 20)  # what is there counts
+    assert device.pool.total_bytes() == held
+
+
+def test_no_stretch_is_needed(machine: Machine, device: CupyDevice, caplog: pytest.LogCaptureFixture) -> None:
+    machine.memory = 1 << 20
+    with caplog.at_level(logging.INFO, logger="lbpar"):
+        device.reserve(1 << 21)
+    assert "no stretch of 2.1 MB is free" in caplog.text
+    assert device.zeros((100, 100)).nbytes == 40_000

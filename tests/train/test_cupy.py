@@ -61,11 +61,41 @@ def test_replicas_stay_equal_with_timed_plans(monkeypatch: pytest.MonkeyPatch) -
     idle = [*changes, "parallel.strategy=data", "parallel.layers={conv1: {N: 1}, conv2: {N: 1}}"]
     train(run_file(idle), 2)  # which compares replicas
     first = len(fake_cudnn.executed)
-    assert first == 2 * 8  # three forward, three of weights, two of data, in the first of two steps; our kernels then
+    assert first == 2 * 5  # two forward, two of weights, one of data, in the first of two steps; our kernels then
     choose = Graphs.choose
     monkeypatch.setattr(Graphs, "choose", lambda graphs, found: choose(graphs, [graphs.times]))
     with pytest.raises(AssertionError, match="replicas differ"):
         train(run_file(idle), 2)
+
+
+@pytest.mark.parametrize(("procs", "dtype"), [(1, "float32"), (2, "float32"), (1, "bfloat16")])
+def test_training_takes_the_stretch_of_memory_that_was_foretold(
+    monkeypatch: pytest.MonkeyPatch, procs: int, dtype: str
+) -> None:
+    """And no more, however many steps follow."""
+    fake_cupy.install(monkeypatch)
+    fake_cupy.few_kernels(monkeypatch, 2 if dtype == "bfloat16" else 4)
+    reserve, stretches, most = CupyDevice.reserve, list[tuple[CupyDevice, int]](), 1 << 19
+
+    def noted(self: CupyDevice, nbytes: int) -> None:
+        reserve(self, nbytes)
+        stretches.append((self, nbytes))
+
+    monkeypatch.setattr(CupyDevice, "reserve", noted)
+    changes = [
+        CUPY,
+        f"engine.dtype={dtype}",
+        "model.input=[64, 64, 2]",
+        "data.samples=8",
+        "train={batch: 4, epochs: 2}",
+    ]
+    train(run_file([*changes, "parallel.strategy=spatial"]), procs)
+    assert len(stretches) == procs
+    for device, nbytes in stretches:
+        assert (
+            nbytes <= device.pool.total_bytes() < nbytes + most
+        )  # an array that finds no piece large enough, parts of sums
+        assert device.pool.used_bytes() < nbytes // 2
 
 
 def test_training_in_bfloat16_learns_as_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -18,6 +19,8 @@ from lbpar.engine.cupy.pinned import Pinned
 from lbpar.engine.device import Array, Device, Event, Index
 from lbpar.errors import EngineError
 from lbpar.text import human_bytes
+
+log = logging.getLogger(__name__)
 
 LARGEST_ASIDE = 1 << 23
 """Bytes up to which a copy to the host runs beside what the host does; larger ones (checkpoints) are waited for at once."""
@@ -69,6 +72,20 @@ class CupyDevice(Device):
         except self._out_of_memory as error:
             raise EngineError(self._no_room(nbytes)) from error
         return self._ndarray(shape, kind, memory)
+
+    @property
+    def reserves(self) -> bool:  # type: ignore[override]
+        return not self.captures  # a recorded step has memory of its own
+
+    def reserve(self, nbytes: int) -> None:
+        more = nbytes - self.pool.total_bytes()
+        if more <= 0:
+            return
+        try:
+            with self.stream:
+                self.pool.malloc(more)  # and given back: the pool cuts arrays from it, and joins what comes back
+        except self._out_of_memory:
+            log.info("engine: no stretch of %s is free on the GPU; arrays take what they find", human_bytes(more))
 
     def held_bytes(self) -> int:
         """Bytes that this process has taken for arrays."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lbpar.config.engine import WORKSPACE
 from lbpar.engine.base import Engine
+from lbpar.engine.cupy.blas import cublas_of
 from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.library import load_cudnn, without_cudnn
 from lbpar.engine.cupy.through_host import ThroughHost
@@ -30,13 +31,13 @@ class CupyEngine(Updates, ThroughHost, Engine):
     tf32 : bool
         Multiply float32 in TF32.
     cudnn : True, False or "auto"
-        Convolve by cuDNN; "auto" where it can be loaded.
+        Convolve by cuDNN; "auto" where it can be loaded. Unless it is False, cuBLAS multiplies matrices where it can be loaded.
     autotune : bool
         Time cuDNN's plans and our kernels when a convolution is first computed, and from `agree` on take the fastest.
     workspace : int
         Most bytes that a convolution or product may take beside its operands.
     graphs : bool
-        Let steps of one process be recorded.
+        Let steps of one process be recorded. Then our kernels multiply matrices.
     compute : "bfloat16" or "float16", optional
         Hold activations in this type and multiply in it. Sums, statistics, weights and their gradients stay float32, and a copy of the
         weights is rounded for each product.
@@ -74,6 +75,9 @@ class CupyEngine(Updates, ThroughHost, Engine):
                 self.graphs = Graphs(self, module, tf32, autotune, workspace)
             except (ImportError, RuntimeError) as error:
                 without_cudnn(cudnn, error)
+        # What it takes for itself would be taken anew in each step that is recorded.
+        if cudnn is not False and not graphs:
+            self.blas = cublas_of(self, tf32)
         if compute is not None:
             self.activations = half(compute)
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from lbpar.engine.base import LocalWindow, Window
+from lbpar.engine.base import Window
 from lbpar.engine.cupy import launch_conv, launch_gemm
+from lbpar.engine.cupy.blas import TRANSPOSED, Blas
 from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.kernels import address
 from lbpar.engine.cupy.launch_conv import Geometry
+from lbpar.engine.cupy.pieces import Box, dense, moves
 from lbpar.engine.cupy.pointwise import Pointwise
 from lbpar.engine.cupy.tiles import MATHS, Card, Job, Math
 from lbpar.engine.device import Array
 
 MOST_JOBS = 4096
-_POINT = (LocalWindow(1),) * 2
 
 
 def _key(boxes: Sequence[Sequence[tuple[int, int]]]) -> Hashable:
@@ -35,10 +36,13 @@ class Products(Pointwise):
         Multiply float32 in TF32, whose products have 11 bits; sums are float32.
     graphs : Graphs or None
         cuDNN's convolutions, where they are used.
+    blas : Blas or None
+        cuBLAS, where it is used.
     """
 
     tf32 = False
     graphs: Graphs | None = None
+    blas: Blas | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,66 +217,52 @@ class Products(Pointwise):
         def ours() -> None:
             self._multiply((what, g, bias, relu), make, **arrays)
 
-        self._by_cudnn(what, g, kind, arrays, ours, bias, relu)
-
-    def _by_cudnn(
-        self,
-        what: str,
-        g: Geometry,
-        kind: str,
-        arrays: dict[str, Array | None],
-        ours: Callable[[], None],
-        bias: bool,
-        relu: bool = False,
-    ) -> None:
-        """Compute a pass by cuDNN where it has a plan, else by ``ours``."""
         if self.graphs is None or self.graphs.plan(what, g, kind, bias, relu) is None:
             ours()
         else:
             self.graphs.run((what, g, kind, bias, relu), arrays, ours)
 
-    # A linear layer is a convolution of one position, for cuDNN; our kernels multiply matrices.
-
-    def _linear(
-        self, what: str, sizes: tuple[int, int, int], make: Callable[[Math, Card], Job], arrays: dict[str, Array | None]
-    ) -> None:
-        bias, (n, c, f) = arrays.get("b") is not None, sizes
-        kind, g = (
-            next(a.dtype.name for a in arrays.values() if a is not None),
-            Geometry.of(n, (1, 1), (1, 1), _POINT, 1, c, f),
-        )
-        key = ("linear", what, *sizes, bias)
-        self._by_cudnn(what, g, kind, arrays, lambda: self._multiply(key, make, **arrays), bias)
+    # Linear layers: by cuBLAS where there is one, else by our kernels.
 
     def linear_forward(self, x: Array, w: Array, b: Array | None) -> Array:
         sizes = (x.shape[0], x.shape[1], w.shape[0])
         y, bias = self.empty((sizes[0], sizes[2]), x.dtype), None if b is None else self._as(b, x.dtype)
-        self._linear(
-            "forward",
-            sizes,
-            lambda arithmetic, card: launch_gemm.linear_forward(arithmetic, card, *sizes, bias=b is not None),
-            {"y": y, "x": self._dense(x), "w": self._as(w, x.dtype), "b": bias},
-        )
+        x, w = self._dense(x), self._as(w, x.dtype)
+        if self.blas is not None and self.blas.takes(x, w):
+            if bias is not None:  # in every row, before the product is added: one rounding
+                rows = Box(address(y), address(bias), y.shape, dense(y.shape, y.itemsize), (0, y.itemsize))
+                self._pack(moves([rows], y.itemsize))
+            self.blas.multiply(y, x, w, of_b=TRANSPOSED, add=bias is not None)
+            return y
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            return launch_gemm.linear_forward(arithmetic, card, *sizes, bias=b is not None)
+
+        self._multiply(("linear", "forward", *sizes, b is not None), make, y=y, x=x, w=w, b=bias)
         return y
 
     def linear_backward_data(self, dy: Array, w: Array) -> Array:
         sizes = (dy.shape[0], w.shape[1], dy.shape[1])
-        dx = self.empty(sizes[:2], dy.dtype)
-        self._linear(
-            "data",
-            sizes,
-            lambda arithmetic, card: launch_gemm.linear_backward_data(arithmetic, card, *sizes),
-            {"dx": dx, "dy": self._dense(dy), "w": self._as(w, dy.dtype)},
-        )
+        dx, dy, w = self.empty(sizes[:2], dy.dtype), self._dense(dy), self._as(w, dy.dtype)
+        if self.blas is not None and self.blas.takes(dy, w):
+            self.blas.multiply(dx, dy, w)
+            return dx
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            return launch_gemm.linear_backward_data(arithmetic, card, *sizes)
+
+        self._multiply(("linear", "data", *sizes), make, dx=dx, dy=dy, w=w)
         return dx
 
     def linear_backward_weights(self, x: Array, dy: Array, out: Array | None = None) -> Array:
         sizes = (x.shape[0], x.shape[1], dy.shape[1])
-        dw = self._place((sizes[2], sizes[1]), x, out)
-        self._linear(
-            "weights",
-            sizes,
-            lambda arithmetic, card: launch_gemm.linear_backward_weights(arithmetic, card, *sizes),
-            {"dw": dw, "dy": self._dense(dy), "x": self._dense(x)},
-        )
+        dw, dy, x = self._place((sizes[2], sizes[1]), x, out), self._dense(dy), self._dense(x)
+        if self.blas is not None and self.blas.takes(x, dy):
+            self.blas.multiply(dw, dy, x, of_a=TRANSPOSED)
+            return self._placed(dw, out)
+
+        def make(arithmetic: Math, card: Card) -> Job:
+            return launch_gemm.linear_backward_weights(arithmetic, card, *sizes)
+
+        self._multiply(("linear", "weights", *sizes), make, dw=dw, dy=dy, x=x)
         return self._placed(dw, out)

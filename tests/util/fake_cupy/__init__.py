@@ -42,14 +42,15 @@ def few_kernels(patch: Any, itemsize: int) -> None:
     patch.setattr(products, "Card", partial(Card, tiles=TILES[-1:], alignment=itemsize))
 
 
-def install(patch: Any, devices: int = 1, cudnn: Any = None) -> Machine:
+def install(patch: Any, devices: int = 1, cudnn: Any = None, cublas: Any = None) -> Machine:
     """Let ``import cupy`` give the stand-in, with machines that hold nothing yet; undone by pytest's ``monkeypatch``.
 
-    ``cudnn`` stands for the module of that name, which is missing by default.
+    ``cudnn`` stands for the module of that name, ``cublas`` for CuPy's own; both are missing by default.
     """
     names: dict[str, Any] = {
         "cudnn": cudnn,
         "cupy": sys.modules[__name__],
+        "cupy_backends.cuda.libs.cublas": cublas,
         "cupy.cuda": cuda,
         "cupy.cuda.runtime": runtime,
         "cupy.cuda.nccl": nccl,

@@ -23,13 +23,15 @@ class CUDARuntimeError(RuntimeError):
 class Block:
     """Bytes at an address, of a device or pinned on the host. They stay mapped, so that late work finds poison there."""
 
-    def __init__(self, nbytes: int, kind: str) -> None:
-        whole = np.empty(nbytes + GUARD + ALIGNMENT, np.uint8)
-        start = -whole.ctypes.data % ALIGNMENT
-        self.data = whole[start : start + nbytes + GUARD]
-        poison(self.data)
+    def __init__(self, whole: np.ndarray, start: int, nbytes: int, kind: str) -> None:
+        self.whole, self.data = whole, whole[start : start + nbytes + GUARD]
         self.address, self.nbytes, self.kind = self.data.ctypes.data, nbytes, kind
         self.used = nbytes
+
+    @property
+    def end(self) -> int:
+        """Where the next one begins, if there is one in the same memory."""
+        return self.address + len(self.data)
 
     def clear(self, used: int) -> None:
         """Nobody refers to its first so many bytes any more; raise if those behind have changed."""
@@ -71,11 +73,34 @@ class Machine:
             if self.held + nbytes > self.memory:
                 raise MemoryError(nbytes)
             self.held += nbytes
-        block = Block(nbytes, kind)
+        whole = np.empty(nbytes + GUARD + ALIGNMENT, np.uint8)
+        poison(whole)
+        return self._placed(Block(whole, -whole.ctypes.data % ALIGNMENT, nbytes, kind))
+
+    def cut(self, block: Block, nbytes: int) -> tuple[Block, Block]:
+        """Two blocks in the place of one, the first of so many bytes."""
+        start, length = block.address - block.whole.ctypes.data, nbytes + GUARD
+        self._forget(block)
+        first = self._placed(Block(block.whole, start, nbytes, block.kind))
+        return first, self._placed(Block(block.whole, start + length, block.nbytes - length, block.kind))
+
+    def joined(self, first: Block, second: Block) -> Block:
+        """One block in the place of two that follow each other."""
+        self._forget(first)
+        self._forget(second)
+        start = first.address - first.whole.ctypes.data
+        return self._placed(Block(first.whole, start, first.nbytes + GUARD + second.nbytes, first.kind))
+
+    def _placed(self, block: Block) -> Block:
         at = bisect_right(self._addresses, block.address)
         self._addresses.insert(at, block.address)
         self._blocks.insert(at, block)
         return block
+
+    def _forget(self, block: Block) -> None:
+        at = bisect_right(self._addresses, block.address) - 1
+        assert self._blocks[at] is block
+        del self._addresses[at], self._blocks[at]
 
     def find(self, address: int, nbytes: int) -> tuple[Block, np.ndarray] | None:
         """The block in which so many bytes lie, and those bytes; None for memory that is not of CUDA."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from tests.util.fake_cupy.machine import ALIGNMENT, Block, machine
+from tests.util.fake_cupy.machine import ALIGNMENT, GUARD, Block, machine
 from tests.util.fake_cupy.streams import Stream, current
 from tests.util.queues import poison
 
@@ -30,7 +31,7 @@ class PooledMemory:
             stream.queue if mine else stream.always
         )  # memory from before a capture is let go now, and not in each launch
         queue.put(lambda: block.clear(used))
-        self._pool._free.setdefault((self._stream.ptr, self.size), []).append(self.block)
+        self._pool.returned.append((block, stream))
 
 
 class MemoryPointer:
@@ -47,19 +48,36 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """Blocks that are used again by the stream that had them."""
+    """Chunks that are used again by the stream that had them: the smallest that is large enough, cut to size; free neighbours are joined."""
 
     def __init__(self, allocator: Any = None) -> None:
-        self._free: dict[tuple[int, int], list[Block]] = {}
+        self._free: dict[int, list[Block]] = {}
+        self.returned = deque[tuple[Block, Stream]]()  # at any moment
         self._total = 0
 
     def malloc(self, nbytes: int) -> MemoryPointer:
         stream = current()
-        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        free = self._free.setdefault((stream.ptr, size), [])
-        block = free.pop() if free else self._new(size)
+        self._collect()
+        size = -(-(nbytes + GUARD) // ALIGNMENT) * ALIGNMENT - GUARD
+        fits = [b for b in self._free.get(stream.ptr, []) if b.nbytes >= size]
+        block = min(fits, key=lambda b: b.nbytes) if fits else self._new(size)
+        if fits:
+            self._free[stream.ptr].remove(block)
+            if block.nbytes >= size + ALIGNMENT:
+                block, rest = machine().cut(block, size)
+                self._free[stream.ptr].append(rest)
         block.used = nbytes
         return MemoryPointer(PooledMemory(block, self, stream), 0)
+
+    def _collect(self) -> None:
+        while self.returned:
+            block, stream = self.returned.popleft()
+            free = self._free.setdefault(stream.ptr, [])
+            for other in [b for b in free if b.whole is block.whole]:
+                if block.end == other.address or other.end == block.address:
+                    free.remove(other)
+                    block = machine().joined(*sorted((other, block), key=lambda b: b.address))
+            free.append(block)
 
     def _new(self, size: int) -> Block:
         from tests.util.fake_cupy.cuda import memory
@@ -68,22 +86,18 @@ class MemoryPool:
             block = machine().block(size, "device")
         except MemoryError:
             raise memory.OutOfMemoryError(size, self._total) from None
-        self._total += size
+        self._total += size + GUARD
         return block
 
     def used_bytes(self) -> int:
         return self._total - self.free_bytes()
 
     def free_bytes(self) -> int:
-        return sum(b.nbytes for blocks in self._free.values() for b in blocks)
+        self._collect()
+        return sum(b.end - b.address for blocks in self._free.values() for b in blocks)
 
     def total_bytes(self) -> int:
         return self._total
-
-    def free_all_blocks(self, stream: Any = None) -> None:
-        machine().held -= self.free_bytes()
-        self._total -= self.free_bytes()
-        self._free.clear()
 
 
 def alloc_pinned_memory(nbytes: int) -> Any:
