@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lbpar.engine.cupy import library
+from lbpar.engine.cupy.blas import load_cublas
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.registry import get_engine
 from lbpar.selftest.networks import RANKS, networks
@@ -145,6 +146,7 @@ def versions() -> dict[str, Any]:
     for name, find in (
         ("NCCL", lambda: load_nccl().get_version()),
         ("cuDNN", lambda: library.load_cudnn(True).backend_version()),
+        ("cuBLAS", lambda: (cublas := load_cublas()).getVersion(cublas.create())),
         ("PyTorch", lambda: __import__("torch").__version__),
     ):
         try:
@@ -153,7 +155,8 @@ def versions() -> dict[str, Any]:
             missing.append(f"no {name} ({str(error).splitlines()[0][:90] if str(error) else type(error).__name__})")
     text = (
         f"{found['devices']} x {found['device']}, {human_bytes(free)} of {human_bytes(total)} free; CuPy {found['CuPy']}, CUDA {found['CUDA']}, "
-        f"driver {found['driver']}" + "".join(f", {n} {found[n]}" for n in ("NCCL", "cuDNN", "PyTorch") if n in found)
+        f"driver {found['driver']}"
+        + "".join(f", {n} {found[n]}" for n in ("NCCL", "cuDNN", "cuBLAS", "PyTorch") if n in found)
     )
     if found["exclusive"]:
         missing.append("one process at a time may use the GPU")

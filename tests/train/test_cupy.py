@@ -13,7 +13,7 @@ from lbpar.engine.cupy.graphs import OURS, Choice, Graphs, Plan
 from lbpar.train.trainer import Trainer
 from tests.checkpoint.test_saving import first_part, rest
 from tests.cuda.emulator import compiler_found
-from tests.util import fake_cudnn, fake_cupy
+from tests.util import fake_cublas, fake_cudnn, fake_cupy
 from tests.util.training import PLANS, Ran, assert_same, run_file, train
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
@@ -34,15 +34,17 @@ def test_a_run_with_checkpoint_and_resume(
     assert_same(Ran(one.records + two.records, two.tensors), whole)
 
 
-def test_training_with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_cudnn_and_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_cudnn, "executed", [])
-    fake_cupy.install(monkeypatch, cudnn=fake_cudnn).scheduler.seed(2)
+    monkeypatch.setattr(fake_cublas, "executed", [])
+    fake_cupy.install(monkeypatch, cudnn=fake_cudnn, cublas=fake_cublas).scheduler.seed(2)
     fake_cupy.few_kernels(monkeypatch, 4)
     changes = ["engine.dtype=float32", "train.epochs=2", "data.samples=14"]
     whole = train(run_file(changes))
     split = train(run_file([*changes, CUPY, "engine.cudnn=true", *PLANS["mixed 4"][1]]), 4)
     assert [r["loss"] for r in split.records] == pytest.approx([r["loss"] for r in whole.records], rel=1e-4)
     assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
+    assert len(fake_cublas.executed) == 4 * (2 * 2 * 3 + 2 * 2)  # ranks, epochs, batches, passes; and two evaluations
 
 
 def test_replicas_stay_equal_with_timed_plans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,11 @@ def create() -> int:
     return len(_modes)
 
 
+def getVersion(handle: int) -> int:
+    assert handle in _modes
+    return 120900
+
+
 def setMathMode(handle: int, mode: int) -> None:
     assert handle in _modes
     _modes[handle] = mode

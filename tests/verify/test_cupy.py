@@ -31,7 +31,7 @@ from lbpar.verify.compare import Reference, Update, measure, verify_virtual, wor
 from lbpar.verify.oracle import oracle
 from lbpar.verify.run import HALVES, LOSS_SCALES, TOLERANCES
 from tests.cuda.emulator import compiler_found
-from tests.util import fake_cudnn, fake_cupy
+from tests.util import fake_cublas, fake_cudnn, fake_cupy
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 
@@ -54,9 +54,9 @@ def test_random_plans(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) ->
 
 
 @pytest.mark.parametrize("name", ["planes", "volumes", "small blocks", "voxels"])
-def test_random_plans_with_cudnn(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_random_plans_with_cudnn_and_cublas(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(fake_cudnn, "executed", [])
-    machine, graph = fake_cupy.install(monkeypatch, cudnn=fake_cudnn), networks()[name]
+    machine, graph = fake_cupy.install(monkeypatch, cudnn=fake_cudnn, cublas=fake_cublas), networks()[name]
     fake_cupy.few_kernels(monkeypatch, 4)
     update = Update(graph, 5, 1, lambda engine: SGD(0.1, momentum=0.9, weight_decay=1e-3), 0.1)
     engine = get_engine("cupy", "float32", cudnn=True)

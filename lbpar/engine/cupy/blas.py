@@ -27,6 +27,11 @@ LONGEST = 2**31 - 1
 """Most rows and columns of a matrix."""
 
 
+def load_cublas() -> Any:
+    """CuPy's binding. ImportError, OSError or RuntimeError: the library is missing."""
+    return import_module("cupy_backends.cuda.libs.cublas")
+
+
 class Blas:
     """cuBLAS on one device and stream.
 
@@ -38,7 +43,7 @@ class Blas:
     engine : CupyDevice
         Whose stream is used.
     cublas : module
-        `cupy_backends.cuda.libs.cublas`.
+        See `load_cublas`.
     tf32 : bool
     """
 
@@ -72,7 +77,7 @@ class Blas:
 def cublas_of(engine: CupyDevice, tf32: bool) -> Blas | None:
     """cuBLAS for an engine; None, with a word in the log, where it cannot be used."""
     try:
-        return Blas(engine, import_module("cupy_backends.cuda.libs.cublas"), tf32)
+        return Blas(engine, load_cublas(), tf32)
     except (ImportError, OSError, RuntimeError) as error:
         log.info("engine: lbpar's own kernels multiply matrices, because cuBLAS cannot be used (%s)", error)
         return None
