@@ -11,6 +11,7 @@ import pytest
 from lbpar.engine.cupy import blas
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import get_engine
+from lbpar.errors import EngineError
 from tests.cuda.emulator import compiler_found
 from tests.engine import test_convolution
 from tests.util import fake_cublas, fake_cudnn, fake_cupy
@@ -125,8 +126,31 @@ def test_where_it_cannot_be_used_it_says_so(
 def test_sizes_that_it_cannot_count_are_ours() -> None:
     class Shaped:
         def __init__(self, *shape: int) -> None:
-            self.shape = shape
+            self.shape, self.dtype = shape, np.dtype("float32")
 
-    takes = blas.Blas.takes
-    assert takes(None, Shaped(4, 2**31 - 1))  # type: ignore[arg-type]
-    assert not takes(None, Shaped(4, 5), Shaped(2**31, 1))  # type: ignore[arg-type]
+    mine: Any = blas.Blas.__new__(blas.Blas)
+    mine._modern = True
+    assert mine.takes(Shaped(4, 2**31 - 1))
+    assert not mine.takes(Shaped(4, 5), Shaped(2**31, 1))
+
+
+def test_bfloat16_of_old_cards_is_ours(machine: Machine) -> None:
+    kind = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    machine.capability = (7, 5)
+    device: Any = get_engine("cupy", "float32")
+    for dtype in (kind, "float16"):
+        assert not fake_cublas.executed
+        passes(device, *map(device.from_host, values(3, 8, 4, dtype)))
+        device.synchronize()
+    assert set(fake_cublas.executed) == {"float16"}
+
+
+def test_a_refusal_is_an_error_of_ours(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise fake_cublas.CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr(fake_cublas, "gemmEx", refused)
+    with pytest.raises(
+        EngineError, match=r"cuBLAS cannot multiply 3 x 8 and 8 x 4 matrices of float32 .*ALLOC_FAILED.*cudnn: false"
+    ):
+        OnHost(get_engine("cupy", "float32")).linear_forward(*values(3, 8, 4, "float32")[:2], None)

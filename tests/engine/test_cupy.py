@@ -219,8 +219,10 @@ def test_a_stretch_that_is_reserved_is_cut_into_arrays(machine: Machine, device:
 
 
 def test_no_stretch_is_needed(machine: Machine, device: CupyDevice, caplog: pytest.LogCaptureFixture) -> None:
-    machine.memory = 1 << 20
-    with caplog.at_level(logging.INFO, logger="lbpar"):
-        device.reserve(1 << 21)
-    assert "no stretch of 2.1 MB is free" in caplog.text
+    machine.memory = 1 << 21
+    for nbytes in (1 << 22, 1 << 21, (1 << 21) - 1000):  # more than there is; all; all that libraries need
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="lbpar"):
+            device.reserve(nbytes)
+        assert "can be spared on the GPU" in caplog.text and not device.pool.total_bytes()
     assert device.zeros((100, 100)).nbytes == 40_000

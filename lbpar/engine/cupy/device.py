@@ -26,6 +26,9 @@ LARGEST_ASIDE = 1 << 23
 """Bytes up to which a copy to the host runs beside what the host does; larger ones (checkpoints) are waited for at once."""
 
 
+FOR_OTHERS = 16
+"""Of a device's memory so-manyth a part is left to libraries (CUDA, NCCL, cuDNN, cuBLAS) when arrays take a stretch."""
+
 MOST_UPLOADS = 4096
 """Small arrays of the host that are kept on the device."""
 
@@ -78,14 +81,15 @@ class CupyDevice(Device):
         return not self.captures  # a recorded step has memory of its own
 
     def reserve(self, nbytes: int) -> None:
-        more = nbytes - self.pool.total_bytes()
+        more, (free, total) = nbytes - self.pool.total_bytes(), self._runtime.memGetInfo()
         if more <= 0:
             return
-        try:
-            with self.stream:
-                self.pool.malloc(more)  # and given back: the pool cuts arrays from it, and joins what comes back
-        except self._out_of_memory:
-            log.info("engine: no stretch of %s is free on the GPU; arrays take what they find", human_bytes(more))
+        with suppress(self._out_of_memory):  # no such stretch, although so much is free
+            if more <= free - total // FOR_OTHERS:
+                with self.stream:
+                    self.pool.malloc(more)  # and given back: the pool cuts arrays from it, and joins what comes back
+                return
+        log.info("engine: no stretch of %s can be spared on the GPU; arrays take what they find", human_bytes(more))
 
     def held_bytes(self) -> int:
         """Bytes that this process has taken for arrays."""

@@ -77,7 +77,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
                 without_cudnn(cudnn, error)
         # What it takes for itself would be taken anew in each step that is recorded.
         if cudnn is not False and not graphs:
-            self.blas = cublas_of(self, tf32)
+            self.blas = cublas_of(self, tf32, self._card.architecture)
         if compute is not None:
             self.activations = half(compute)
 
