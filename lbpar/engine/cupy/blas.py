@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +32,10 @@ LONGEST = 2**31 - 1
 
 def load_cublas() -> Any:
     """CuPy's binding. ImportError, OSError or RuntimeError: the library is missing."""
-    return import_module("cupy_backends.cuda.libs.cublas")
+    # Asked of the package, which first looks for the library where wheels put it; the module by its full name would not find it there.
+    from cupy_backends.cuda.libs import cublas
+
+    return cublas
 
 
 class Blas:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from lbpar.engine.cupy.tiles import TILES, Card
@@ -45,16 +46,21 @@ def few_kernels(patch: Any, itemsize: int) -> None:
 def install(patch: Any, devices: int = 1, cudnn: Any = None, cublas: Any = None) -> Machine:
     """Let ``import cupy`` give the stand-in, with machines that hold nothing yet; undone by pytest's ``monkeypatch``.
 
-    ``cudnn`` stands for the module of that name, ``cublas`` for CuPy's own; both are missing by default.
+    ``cudnn`` stands for the module of that name, ``cublas`` for CuPy's own; both are missing by default. As CuPy's, the latter is there only for
+    those who ask its package for it: that loads the library first.
     """
+    libs = ModuleType("cupy_backends.cuda.libs")
+    if cublas is not None:
+        libs.__dict__["cublas"] = cublas
     names: dict[str, Any] = {
         "cudnn": cudnn,
         "cupy": sys.modules[__name__],
-        "cupy_backends.cuda.libs.cublas": cublas,
+        "cupy_backends.cuda.libs": libs,
         "cupy.cuda": cuda,
         "cupy.cuda.runtime": runtime,
         "cupy.cuda.nccl": nccl,
     }
     for name, module in names.items():
         patch.setitem(sys.modules, name, module)
+    patch.delitem(sys.modules, "cupy_backends.cuda.libs.cublas", raising=False)
     return new_machine(devices)
