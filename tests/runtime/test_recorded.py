@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_reading_on_the_host_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         engine.capture(lambda: engine.to_host(engine.relu_forward(x)))
     with pytest.raises(EngineError, match="CUDA cannot record it .*cudaErrorStreamCaptureUnsupported"):
         engine.capture(engine.stream.synchronize)
+
+    def passed_over() -> None:
+        with suppress(CUDARuntimeError):
+            engine.stream.synchronize()
+
+    with pytest.raises(EngineError, match="CUDA cannot record it .*cudaErrorStreamCaptureInvalidated"):
+        engine.capture(passed_over)
     engine.stream.begin_capture()
     for ask in (engine.stream.synchronize, engine.record, lambda: engine.stream.done):
         with pytest.raises(CUDARuntimeError, match="StreamCapture"):

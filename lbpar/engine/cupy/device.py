@@ -255,9 +255,12 @@ class CupyDevice(Device):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         pool, self.pool, self._capturing = self.pool, self._captured, True  # memory that nothing else takes
-        self.stream.begin_capture()
         try:
+            self.stream.begin_capture()
             run()
+            graph = (
+                self.stream.end_capture()
+            )  # fails where an error in between was passed over, or the device has no memory for it
         except BaseException as error:
             with suppress(self._runtime.CUDARuntimeError):
                 self.stream.end_capture()
@@ -266,7 +269,7 @@ class CupyDevice(Device):
             raise
         finally:
             self.pool, self._capturing = pool, False
-        graph, held = self.stream.end_capture(), list(self._uploads.values())  # which may be forgotten meanwhile
+        held = list(self._uploads.values())  # which may be forgotten meanwhile
 
         def launch(held: Any = held) -> None:
             graph.launch(self.stream)

@@ -58,7 +58,8 @@ class Stream:
 
     def end_capture(self) -> Graph:
         recording, self.recording, self.queue = self.recording, None, self.always
-        assert recording is not None
+        if recording is None:
+            raise CUDARuntimeError("cudaErrorIllegalState: no capture")
         if recording.invalid:
             raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
         return Graph(recording.work)
