@@ -200,8 +200,8 @@ class Executor:
 
     def go(self, age: int) -> None:
         """Run one of the program's rounds, behind `begin` and those before it."""
-        steps = self.program.rounds[age]
-        with self.engine.running(), Background(self._transfers.advance) if self.progress == "thread" else nullcontext():
+        steps, running = self.program.rounds[age], self.engine.running
+        with running(), Background(self._transfers.advance, running) if self.progress == "thread" else nullcontext():
             if self.tracer is None:
                 recorded = self._recorded is not None and self._recorded.ready
                 self._run(self._recorded.stretches() if self._recorded and recorded else self._stretches[age])

@@ -10,24 +10,32 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lbpar.engine.cupy import library
 from lbpar.engine.cupy.device import CupyDevice
 from lbpar.engine.cupy.pinned import Pinned
 from lbpar.engine.registry import get_engine
 from lbpar.layout.grid import Grid
+from lbpar.program.lowering import lower
+from lbpar.program.plan import Plan
+from lbpar.runtime.executor import Executor
+from lbpar.runtime.initial import initial_state
 from lbpar.transport import nccl
 from lbpar.transport.nccl import NcclTransport
 from lbpar.transport.request import Request
+from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
 from tests.util.fake_cupy.machine import Machine
-from tests.util.two_steps import CASES, Case, Training, assert_equal, plain
+from tests.util.run import local_feeds, samples
+from tests.util.two_steps import BATCH, CASES, Case, Training, assert_equal, plain
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
@@ -193,6 +201,30 @@ def what_the_host_sends_is_not_there_yet(patch: pytest.MonkeyPatch) -> None:
 def kernels_do_not_wait_for_copies_from_the_host(patch: pytest.MonkeyPatch) -> None:
     original = CupyDevice.copy_in
     patch.setattr(CupyDevice, "copy_in", lambda self, buffer, out: original(self, buffer, out) and None)
+
+
+def test_a_thread_asks_about_moves_as_one_of_the_engines_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of CUDA's is on the first device until it says otherwise; what it asks there would take memory of that one."""
+    fake_cupy.few_kernels(monkeypatch, 4)
+    monkeypatch.setattr(library, "local_rank", lambda: 3)
+    graph, engine = CASES["classifier"].graph, get_engine("cupy", "float32")
+    program = lower(graph, Plan(Grid()), BATCH)
+    values = initial_state(graph.params(), program.params, 0, 1, engine.dtype)
+    state = {name: engine.from_host(a) for name, a in values.items()}
+    executor, event = Executor(program, engine, SingleTransport(), state), engine.record()
+    found, asked = list[int](), threading.Event()
+
+    def ask() -> None:
+        assert event.done in (False, True)
+        found.append(machine.device)
+        asked.set()
+
+    monkeypatch.setattr(executor._transfers, "advance", ask)
+    executor.progress, executor.on_update = "thread", lambda params, grads: asked.wait(30)
+    executor.run(local_feeds(program, 0, samples(graph, BATCH, np.random.default_rng(0)), np.float32))
+    assert set(found) == {3}
 
 
 def differs(machine: Machine, training: Training, want: Any, tolerance: float) -> bool:

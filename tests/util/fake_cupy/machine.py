@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -60,12 +61,22 @@ class Machine:
     def __init__(self, devices: int = 1) -> None:
         self.scheduler = Scheduler()
         self.devices, self.missing, self.memory, self.held = devices, "", 1 << 30, 0
+        self._threads = threading.local()
         self.capability, self.exclusive = (9, 0), False
         self.broken: set[str] = set()
         self.launches: dict[str, int] = {}
         self._addresses: list[int] = []
         self._blocks: list[Block] = []
         self.on_launch: Callable[[str, Any], None] | None = None
+
+    @property
+    def device(self) -> int:
+        """That of the calling thread: the first until it takes another."""
+        return getattr(self._threads, "device", 0)
+
+    @device.setter
+    def device(self, device: int) -> None:
+        self._threads.device = device
 
     def block(self, nbytes: int, kind: str) -> Block:
         """New memory."""

@@ -13,7 +13,6 @@ from tests.util.fake_cupy.streams import stream_at
 __all__ = ["CUDARuntimeError"]
 
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
-_device = 0
 
 
 def getDeviceCount() -> int:
@@ -23,14 +22,13 @@ def getDeviceCount() -> int:
 
 def getDevice() -> int:
     machine().check()
-    return _device
+    return machine().device
 
 
 def setDevice(device: int) -> None:
-    global _device
     if not 0 <= device < machine().devices:
         raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
-    _device = device
+    machine().device = device
 
 
 def driverGetVersion() -> int:

@@ -25,10 +25,14 @@ class Stream:
         self.recording: Recording | None = None
         self.always = self.queue
         self.ptr = len(_streams) + 16
-        self.priority = priority
+        self.priority, self.device_id = priority, machine().device
         _streams[self.ptr] = self
 
     def __enter__(self) -> Self:
+        if self.device_id != machine().device:
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id}) does not match with the current device ({machine().device})"
+            )
         stack().append(self)
         return self
 
@@ -124,6 +128,7 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         machine().check()
+        self._device = machine().device
         self.task: Task | None = None
         self.timed, self.ptr = not disable_timing, id(self)
 
@@ -131,12 +136,17 @@ class Event:
         self.task = None if "record" in machine().broken else (stream or current()).queue.tail()
 
     def synchronize(self) -> None:
+        self._asked()
         if "synchronize" not in machine().broken:
             machine().scheduler.run_until(self.task)
 
     @property
     def done(self) -> bool:
+        self._asked()
         return machine().scheduler.ready(self.task)
+
+    def _asked(self) -> None:
+        assert self._device == machine().device, "CUDA answers, and first sets up the thread's own device, too"
 
 
 def get_elapsed_time(start: Event, end: Event) -> float:
