@@ -17,7 +17,7 @@ from lbpar.engine.cupy.library import load, place
 from lbpar.engine.cupy.pieces import Box, Launch, dense, moves, rows, sums
 from lbpar.engine.cupy.pinned import Pinned
 from lbpar.engine.device import Array, Device, Event, Index
-from lbpar.errors import EngineError
+from lbpar.errors import EngineError, LbparError
 from lbpar.text import human_bytes
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,8 @@ class CupyDevice(Device):
         except BaseException as error:
             with suppress(self._runtime.CUDARuntimeError):
                 self.stream.end_capture()
-            if isinstance(error, self._runtime.CUDARuntimeError):
+            # CuPy's errors of CUDA's runtime are others than those of its driver, which starts kernels, and cuDNN's are neither.
+            if isinstance(error, RuntimeError) and not isinstance(error, LbparError):
                 raise EngineError(f"CUDA cannot record it ({error})") from error
             raise
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.util.fake_cupy.machine import machine
+from tests.util.fake_cupy.machine import CUDADriverError, machine
 from tests.util.fake_cupy.memory import MemoryPointer, ndarray
 from tests.util.fake_cupy.streams import current
 
@@ -68,6 +68,11 @@ class RawKernel:
         assert all(n > 0 for n in block) and np.prod(block) <= 1024, f"{self.name}: block {block}"
         assert shared_mem <= self.max_dynamic_shared_size_bytes, f"{self.name}: {shared_mem} bytes of shared memory"
         assert len(args) == len(self._read_only), f"{self.name}: {len(args)} arguments, expected {len(self._read_only)}"
+        where = stream or current()
+        if where.recording is not None and where.recording.invalid:
+            raise CUDADriverError(
+                "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: operation failed due to a previous error during capture"
+            )
         passed = [_argument(a) for a in args]
         read = [a._raw for a, only in zip(args, self._read_only, strict=True) if only and isinstance(a, ndarray)]
         written = [a._raw for a, only in zip(args, self._read_only, strict=True) if not only and isinstance(a, ndarray)]
@@ -80,7 +85,7 @@ class RawKernel:
             for array, old in zip(watched, before, strict=True):
                 assert array.tobytes() == old, f"{self.name} wrote to what it should only read"
 
-        (stream or current()).queue.put(work)
+        where.queue.put(work)
 
 
 def _argument(a: Any) -> Any:

@@ -21,6 +21,10 @@ class CUDARuntimeError(RuntimeError):
     """As CuPy's, with the name of the error in its text."""
 
 
+class CUDADriverError(RuntimeError):
+    """As CuPy's, of the interface by which kernels are launched."""
+
+
 class Block:
     """Bytes at an address, of a device or pinned on the host. They stay mapped, so that late work finds poison there."""
 
