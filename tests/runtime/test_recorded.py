@@ -168,6 +168,15 @@ def test_reading_on_the_host_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(engine.to_host(y), np.maximum(values, 0))
 
 
+def test_memory_that_is_short_in_a_recording_is_counted_with_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = fake_cupy.install(monkeypatch)
+    engine: Any = get_engine("cupy", "float32", graphs=True)
+    held, machine.memory = engine.empty((150_000,)), 1_000_000
+    with pytest.raises(EngineError, match=r"an array of 800 kB does not fit the GPU: 600 kB of its 1 MB are in use"):
+        engine.capture(lambda: engine.empty((200_000,)))
+    assert held.size == 150_000 and engine.held_bytes() > 600_000
+
+
 def test_what_needs_the_host_goes_on_unrecorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: list[Recorded]
 ) -> None:

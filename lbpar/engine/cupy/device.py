@@ -57,7 +57,7 @@ class CupyDevice(Device):
         self.place, (_, self.capacity) = place(self.cupy), self._runtime.memGetInfo()
         self.stream = cuda.Stream(non_blocking=True)
         self._aside = cuda.Stream(non_blocking=True)
-        self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool()
+        self._pools = self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool()
         self._capturing = False
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
@@ -93,12 +93,12 @@ class CupyDevice(Device):
 
     def held_bytes(self) -> int:
         """Bytes that this process has taken for arrays."""
-        return int(self.pool.total_bytes() + self._captured.total_bytes())
+        return sum(int(pool.total_bytes()) for pool in self._pools)
 
     def _no_room(self, nbytes: int) -> str:
-        free, total = self._runtime.memGetInfo()
+        (free, total), used = self._runtime.memGetInfo(), sum(int(pool.used_bytes()) for pool in self._pools)
         return (
-            f"memory: an array of {human_bytes(nbytes)} does not fit the GPU: {human_bytes(self.pool.used_bytes())} of its "
+            f"memory: an array of {human_bytes(nbytes)} does not fit the GPU: {human_bytes(used)} of its "
             f"{human_bytes(total)} are in use by this process, {human_bytes(free)} are free; use more GPUs and split larger layers, "
             "a smaller batch, or a smaller network."
         )
