@@ -56,6 +56,20 @@ def test_arrays_stay_on_the_device(machine: Machine) -> None:
         pool.malloc(8)
 
 
+def test_addresses_are_pythons_integers(machine: Machine) -> None:
+    """As for CuPy, whose functions are compiled."""
+    (s,), pool, runtime = streams(1), cuda.MemoryPool(), cuda.runtime
+    with s:
+        a = pool.malloc(8)
+    for integer in (np.int64, np.uint64):
+        for ptr, stream in ((integer(a.ptr), s.ptr), (a.ptr, integer(s.ptr))):
+            with pytest.raises(TypeError, match="an integer is required"):
+                runtime.memsetAsync(ptr, 0, 8, stream)
+            with pytest.raises(TypeError, match="an integer is required"):
+                runtime.memcpyAsync(ptr, a.ptr, 8, runtime.memcpyDeviceToDevice, stream)
+    runtime.memsetAsync(a.ptr, 0, np.int64(8), s.ptr)
+
+
 def test_memory_holds_nothing_before_and_after(machine: Machine) -> None:
     (s,), pool = streams(1), cuda.MemoryPool()
     with s:

@@ -61,6 +61,8 @@ def getDeviceProperties(device: int) -> dict[str, Any]:
 
 def _span(address: int, nbytes: int, kind: str) -> np.ndarray | None:
     """Bytes of the device or of pinned memory; None for ordinary memory of the host."""
+    if type(address) is not int:
+        raise TypeError("an integer is required")  # for an address CuPy takes none of NumPy's
     found = machine().find(address, nbytes)
     if kind == "device":
         if found is None or found[0].kind != "device":

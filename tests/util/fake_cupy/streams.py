@@ -120,6 +120,8 @@ def get_current_stream() -> Stream:
 def stream_at(ptr: int) -> Stream:
     """The stream of a handle."""
     assert ptr, "work in the default stream"
+    if type(ptr) is not int:
+        raise TypeError("an integer is required")
     return _streams[ptr]
 
 
