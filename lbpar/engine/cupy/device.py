@@ -258,9 +258,8 @@ class CupyDevice(Device):
         try:
             self.stream.begin_capture()
             run()
-            graph = (
-                self.stream.end_capture()
-            )  # fails where an error in between was passed over, or the device has no memory for it
+            # It fails where an error in between was passed over, or the device has no memory for it.
+            graph = self.stream.end_capture()
         except BaseException as error:
             with suppress(self._runtime.CUDARuntimeError):
                 self.stream.end_capture()
