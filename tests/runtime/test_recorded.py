@@ -177,6 +177,19 @@ def test_memory_that_is_short_in_a_recording_is_counted_with_all_that_is_held(mo
     assert held.size == 150_000 and engine.held_bytes() > 600_000
 
 
+def test_memory_of_a_recording_is_not_given_back_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = fake_cupy.install(monkeypatch)
+    engine: Any = get_engine("cupy", "float32", graphs=True)
+    machine.memory, x = 10_000_000, engine.from_host(np.ones(1_000_000, np.float32))
+    launch = engine.capture(lambda: engine.copy(engine.relu_forward(x), out=x))  # nobody holds the array in between
+    taken = machine.held
+    with pytest.raises(EngineError, match="an array of 8 MB does not fit"):
+        engine.capture(lambda: engine.empty((2_000_000,)))
+    assert machine.held == taken > 8_000_000
+    launch()
+    assert (engine.to_host(x) == 1).all()
+
+
 def test_what_needs_the_host_goes_on_unrecorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: list[Recorded]
 ) -> None:

@@ -57,7 +57,7 @@ class CupyDevice(Device):
         self.place, (_, self.capacity) = place(self.cupy), self._runtime.memGetInfo()
         self.stream = cuda.Stream(non_blocking=True)
         self._aside = cuda.Stream(non_blocking=True)
-        self._pools = self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool()
+        self._pools = self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool(_kept(cuda))
         self._capturing = False
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
@@ -295,6 +295,20 @@ class CupyDevice(Device):
             start.synchronize()
             end.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(start, end)) * 1e-3
+
+
+def _kept(cuda: Any) -> Callable[[int], Any]:
+    """Takes memory for a pool that must not give any back while it lives: recorded steps go on using theirs, whatever array holds it.
+
+    A pool of CuPy's gives back what no array holds when memory is short.
+    """
+    taken: list[Any] = []
+
+    def allocate(nbytes: int) -> Any:
+        taken.append(cuda.Memory(nbytes))
+        return cuda.MemoryPointer(taken[-1], 0)
+
+    return allocate
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from tests.util.fake_cupy import nccl, runtime
-from tests.util.fake_cupy.memory import MemoryPointer, MemoryPool, alloc_pinned_memory
+from tests.util.fake_cupy.memory import Memory, MemoryPointer, MemoryPool, alloc_pinned_memory
 from tests.util.fake_cupy.streams import Event, Stream, get_current_stream, get_elapsed_time
 
 __all__ = [
-    "Device", "Event", "MemoryPointer", "MemoryPool", "Stream", "alloc_pinned_memory", "get_current_stream", "get_elapsed_time",
+    "Device", "Event", "Memory", "MemoryPointer", "MemoryPool", "Stream", "alloc_pinned_memory", "get_current_stream", "get_elapsed_time",
     "memory", "nccl", "runtime",
 ]  # fmt: skip
 

@@ -71,6 +71,7 @@ class Machine:
         self.launches: dict[str, int] = {}
         self._addresses: list[int] = []
         self._blocks: list[Block] = []
+        self._given_back: list[Block] = []
         self.on_launch: Callable[[str, Any], None] | None = None
 
     @property
@@ -91,6 +92,14 @@ class Machine:
         whole = np.empty(nbytes + GUARD + ALIGNMENT, np.uint8)
         poison(whole)
         return self._placed(Block(whole, -whole.ctypes.data % ALIGNMENT, nbytes, kind))
+
+    def free(self, address: int) -> None:
+        """Memory of the device that begins there, and is in one piece, is somebody else's from now on."""
+        found = self.find(address, 0)
+        assert found is not None and found[0].address == address
+        self.held -= found[0].nbytes
+        self._forget(found[0])
+        self._given_back.append(found[0])
 
     def cut(self, block: Block, nbytes: int) -> tuple[Block, Block]:
         """Two blocks in the place of one, the first of so many bytes."""

@@ -9,9 +9,25 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tests.util.fake_cupy.machine import ALIGNMENT, GUARD, Block, machine
+from tests.util.fake_cupy.machine import ALIGNMENT, GUARD, Block, CUDARuntimeError, machine
 from tests.util.fake_cupy.streams import Stream, current
 from tests.util.queues import poison
+
+
+class Memory:
+    """Memory of the device, given back when nobody refers to it any more."""
+
+    def __init__(self, size: int) -> None:
+        self._machine = machine()
+        try:
+            self.block = self._machine.block(size, "device")
+        except MemoryError:
+            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory") from None
+        self.ptr, self.size = self.block.address, size
+
+    def __del__(self) -> None:
+        if hasattr(self, "ptr"):
+            self._machine.free(self.ptr)
 
 
 class PooledMemory:
@@ -48,9 +64,14 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """Chunks that are used again by the stream that had them: the smallest that is large enough, cut to size; free neighbours are joined."""
+    """Chunks that are used again by the stream that had them: the smallest that is large enough, cut to size; free neighbours are joined.
+
+    Where memory is short, what is free and in one piece is given back first.
+    """
 
     def __init__(self, allocator: Any = None) -> None:
+        self._allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
+        self._memory: dict[int, Memory] = {}
         self._free: dict[int, list[Block]] = {}
         self.returned = deque[tuple[Block, Stream]]()  # at any moment
         self._total = 0
@@ -82,12 +103,26 @@ class MemoryPool:
     def _new(self, size: int) -> Block:
         from tests.util.fake_cupy.cuda import memory
 
-        try:
-            block = machine().block(size, "device")
-        except MemoryError:
-            raise memory.OutOfMemoryError(size, self._total) from None
-        self._total += size + GUARD
-        return block
+        for _ in range(2):
+            try:
+                taken = self._allocator(size).mem
+            except CUDARuntimeError:
+                self.free_all_blocks()
+                continue
+            self._total += size + GUARD
+            self._memory[id(taken.block.whole)] = taken
+            found: Block = taken.block
+            return found
+        raise memory.OutOfMemoryError(size, self._total)
+
+    def free_all_blocks(self) -> None:
+        """Let go of memory that is free and in one piece."""
+        self._collect()
+        for blocks in self._free.values():
+            for block in [b for b in blocks if b.nbytes == self._memory[id(b.whole)].size]:
+                blocks.remove(block)
+                self._total -= block.nbytes + GUARD
+                del self._memory[id(block.whole)]
 
     def used_bytes(self) -> int:
         return self._total - self.free_bytes()
