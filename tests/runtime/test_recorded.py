@@ -190,6 +190,15 @@ def test_memory_of_a_recording_is_not_given_back_where_memory_is_short(monkeypat
     assert (engine.to_host(x) == 1).all()
 
 
+def test_memory_of_steps_before_is_there_for_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = fake_cupy.install(monkeypatch)
+    engine: Any = get_engine("cupy", "float32", graphs=True)
+    machine.memory = 10_000_000
+    x = engine.relu_forward(engine.from_host(np.ones(1_000_000, np.float32)))
+    engine.capture(lambda: engine.relu_forward(x))()
+    assert (engine.to_host(x) == 1).all()
+
+
 def test_what_needs_the_host_goes_on_unrecorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: list[Recorded]
 ) -> None:

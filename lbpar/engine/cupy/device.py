@@ -254,6 +254,8 @@ class CupyDevice(Device):
             self.stream.wait_event(event)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.synchronize()
+        self.pool.free_all_blocks()  # which steps took that were not recorded: recorded ones take as much again
         pool, self.pool, self._capturing = self.pool, self._captured, True  # memory that nothing else takes
         try:
             self.stream.begin_capture()
