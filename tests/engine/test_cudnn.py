@@ -234,6 +234,21 @@ def test_cudnn_that_does_not_start_is_said(machine: Machine, monkeypatch: pytest
     assert get_engine("cupy", "float32").graphs is None  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("error", [fake_cudnn.cudnnGraphNotSupportedError, AttributeError, ValueError])
+def test_cudnn_that_refuses_its_first_graph_is_said(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Which an incomplete package does, in one of several ways: the frontend's own error is no RuntimeError."""
+
+    def refuse(self: Any) -> None:
+        raise error("no engine configs")
+
+    monkeypatch.setattr(fake_cudnn.pygraph, "validate", refuse)
+    with pytest.raises(EngineError, match=r"cannot be used \(no engine configs\)"):
+        get_engine("cupy", "float32", cudnn=True)
+    assert get_engine("cupy", "float32").graphs is None  # type: ignore[attr-defined]
+
+
 def test_cudnn_can_be_left_out(machine: Machine) -> None:
     passes(OnHost(get_engine("cupy", "float32", cudnn=False)), *values())
     assert not ran()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lbpar.config.engine import WORKSPACE
 from lbpar.engine.base import Engine
 from lbpar.engine.cupy.blas import cublas_of
-from lbpar.engine.cupy.graphs import Graphs
+from lbpar.engine.cupy.graphs import Graphs, refusals
 from lbpar.engine.cupy.library import load_cudnn, without_cudnn
 from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
@@ -71,9 +71,10 @@ class CupyEngine(Updates, ThroughHost, Engine):
         self._card = replace(self._card, workspace=workspace)
         module = load_cudnn(cudnn)
         if module is not None:
+            missing: tuple[type[Exception], ...] = (ImportError, AttributeError, *refusals(module))
             try:
                 self.graphs = Graphs(self, module, tf32, autotune, workspace)
-            except (ImportError, RuntimeError) as error:
+            except missing as error:
                 without_cudnn(cudnn, error)
         # What it takes for itself would be taken anew in each step that is recorded.
         if cudnn is not False and not graphs:

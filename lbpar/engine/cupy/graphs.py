@@ -101,7 +101,7 @@ class Graphs:
             cudnn.set_stream(handle=self._handle, stream=engine.stream.ptr)
             self._made_for = {"handle": self._handle}
         self._version: int = cudnn.backend_version()
-        self._refusals = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+        self._refusals = refusals(cudnn)
         self._plans: dict[Hashable, Plan | None] = {}
         self.times: dict[Hashable, dict[Choice, float]] = {}
         self._chosen: dict[Hashable, Choice] = {}
@@ -261,6 +261,11 @@ class Graphs:
         out.set_output(True).set_data_type(kind).set_uid(UIDS[RESULT[what]])
         out.set_dim(list(shape)).set_stride(strides(shape))
         return graph
+
+
+def refusals(cudnn: Any) -> tuple[type[Exception], ...]:
+    """Errors by which cuDNN and its frontend refuse a graph, or to work at all."""
+    return getattr(cudnn, "cudnnGraphNotSupportedError", RuntimeError), RuntimeError, ValueError
 
 
 def strides(shape: Sequence[int]) -> list[int]:
