@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
@@ -148,6 +149,17 @@ def test_a_fetch_shows_what_was_there_when_it_started(device: CupyDevice, size: 
     assert (fetch() == 1).all() and (again() == 0).all() and (fetch() == 1).all()
     device.synchronize()
     assert device.pinned.nbytes <= 4 * max(4096, 4 * size)
+
+
+def test_an_unread_fetch_in_garbage_that_refers_to_itself(device: CupyDevice) -> None:
+    """Python then ends the event, too, which CuPy destroys, although the memory of the copy still waits for it."""
+    forgotten: list[Any] = [device.fetch(device.zeros((3,)))]
+    forgotten.append(forgotten)
+    del forgotten
+    gc.collect()
+    assert device.to_host(device.zeros((3,))).tolist() == [0] * 3
+    device.synchronize()
+    assert device.to_host(device.zeros((3,))).tolist() == [0] * 3 and device.pinned.nbytes <= 2 * 4096
 
 
 def test_times_of_the_device(device: CupyDevice) -> None:

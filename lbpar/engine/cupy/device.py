@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -343,20 +344,19 @@ class _Fetched:
 
     def __init__(self, device: CupyDevice, source: Array, out: npt.NDArray[Any]) -> None:
         self._pinned, self._waiting, self._out = device.pinned, device.waiting, out
-        self._piece: npt.NDArray[np.uint8] | None = None
-        self._piece = device.pinned.take(out.nbytes)
+        self._piece: npt.NDArray[np.uint8] | None = device.pinned.take(out.nbytes)
         device._copy(self._piece.ctypes.data, address(source), out.nbytes, device._runtime.memcpyDeviceToHost)
         self._event = device.record()
+        # No `__del__`: in garbage that refers to itself CuPy destroys the event as well, before or after, and it would be asked all the same.
+        self._unread = finalize(self, device.pinned.give, self._piece, self._event)
+        self._unread.atexit = False
 
     def __call__(self) -> npt.NDArray[Any]:
         if self._piece is not None:
             with self._waiting():
                 self._event.synchronize()
             np.copyto(self._out, self._piece[: self._out.nbytes].view(self._out.dtype).reshape(self._out.shape))
+            self._unread.detach()
             self._pinned.give(self._piece)
             self._piece = None
         return self._out
-
-    def __del__(self) -> None:
-        if self._piece is not None:
-            self._pinned.give(self._piece, self._event)

@@ -134,6 +134,10 @@ class Event:
         self.task: Task | None = None
         self.timed, self.ptr = not disable_timing, id(self)
 
+    def __del__(self) -> None:
+        """As CuPy's: in garbage that refers to itself this may happen while others still refer to it."""
+        self.ptr = 0
+
     def record(self, stream: Stream | None = None) -> None:
         self.task = None if "record" in machine().broken else (stream or current()).queue.tail()
 
@@ -148,6 +152,7 @@ class Event:
         return machine().scheduler.ready(self.task)
 
     def _asked(self) -> None:
+        assert self.ptr, "an event that was destroyed"
         assert self._device == machine().device, "CUDA answers, and first sets up the thread's own device, too"
 
 
