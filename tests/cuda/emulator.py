@@ -87,11 +87,23 @@ class Emulator:
         order: int | None = None,
     ) -> None:
         """Run a kernel, as ``RawKernel.__call__``: arrays and ints of the host are pointers, NumPy scalars are values."""
+        values = [_argument(name, i, arg, size) for i, (arg, size) in enumerate(self._matched(name, args))]
+        self.launch_at(name, grid, block, [v.ctypes.data for v in values], shared_bytes, order)
+
+    def launch_at(
+        self,
+        name: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        addresses: Sequence[int],
+        shared_bytes: int = 0,
+        order: int | None = None,
+    ) -> None:
+        """The same with arguments that lie somewhere already, as CUDA takes them."""
         self.launched.add(name)
         RAN.add((self._file, name))
         library, number = self._functions[name]
-        values = [_argument(name, i, arg, size) for i, (arg, size) in enumerate(self._matched(name, args))]
-        pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         run = library[f"launch_{number}"]
         run.restype, run.argtypes = (
             ctypes.c_char_p,
@@ -106,13 +118,17 @@ class Emulator:
         if error:
             raise EmulationError(f"{name}, grid {tuple(grid)}, block {tuple(block)}: {error.decode()}")
 
-    def _matched(self, name: str, args: Sequence[Any]) -> list[tuple[Any, int]]:
+    def sizes(self, name: str) -> list[int]:
+        """Bytes of each of a kernel's arguments, negative for pointers."""
         if name not in self._sizes:
             library, number = self._functions[name]
             room = (ctypes.c_int * 64)()
             count = library[f"describe_{number}"](room)
             self._sizes[name] = list(room[:count])
-        sizes = self._sizes[name]
+        return self._sizes[name]
+
+    def _matched(self, name: str, args: Sequence[Any]) -> list[tuple[Any, int]]:
+        sizes = self.sizes(name)
         if len(sizes) != len(args):
             raise EmulationError(f"{name} takes {len(sizes)} arguments, {len(args)} were given")
         return list(zip(args, sizes, strict=True))
@@ -178,6 +194,11 @@ def sanitized(command: Sequence[str], **more: str) -> subprocess.CompletedProces
 def compiler_found() -> bool:
     """Whether this machine can emulate at all."""
     return shutil.which(_compiler().split()[0]) is not None
+
+
+def build(source: Path, made: Path, flags: Sequence[str]) -> None:
+    """Compile one file of C++."""
+    _call([*_compiler().split(), *flags, "-o", str(made), str(source)])
 
 
 def _compiler() -> str:
@@ -259,7 +280,7 @@ def _built(
         for file, content in files.items():
             (Path(part) / file).write_text(content)
         made = Path(part) / "made.so"
-        _call([*_compiler().split(), *flags, f"-I{HERE / 'emulation'}", "-o", str(made), f"{part}/main.cpp"])
+        build(Path(part) / "main.cpp", made, [*flags, f"-I{HERE / 'emulation'}"])
         return keep(folder, name, made)
 
 
