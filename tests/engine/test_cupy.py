@@ -216,9 +216,10 @@ def test_all_pieces_of_a_move_go_in_one_launch(machine: Machine, device: CupyDev
     assert device.to_host(out).tolist() == a[rows][:, :, :1].reshape(-1).tolist()
 
 
-def test_a_stretch_that_is_reserved_is_cut_into_arrays(machine: Machine, device: CupyDevice) -> None:
+def reserved_and_cut(device: CupyDevice) -> int:
+    """Let arrays be cut from a stretch of 1 MiB, and joined again; the bytes that it holds."""
     device.reserve(1 << 20)
-    held = device.pool.total_bytes()
+    held: int = device.pool.total_bytes()
     assert 1 << 20 <= held < (1 << 20) + 1024 and not device.pool.used_bytes()
     several = [device.zeros((n, 100)) for n in (300, 1, 700, 50)]
     del several[1:3]
@@ -228,6 +229,11 @@ def test_a_stretch_that_is_reserved_is_cut_into_arrays(machine: Machine, device:
     assert device.zeros((1 << 18,)).nbytes == 1 << 20 and device.pool.total_bytes() == held  # what came back was joined
     device.reserve(1 << 20)  # what is there counts
     assert device.pool.total_bytes() == held
+    return held
+
+
+def test_a_stretch_that_is_reserved_is_cut_into_arrays(machine: Machine, device: CupyDevice) -> None:
+    reserved_and_cut(device)
 
 
 def test_no_stretch_is_needed(machine: Machine, device: CupyDevice, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from lbpar.errors import EngineError
 from lbpar.selftest.checks import network_row
 from lbpar.selftest.networks import networks
 from tests.cuda.emulator import compiler_found
+from tests.engine.test_cupy import reserved_and_cut
 from tests.util import fake_cupy
 from tests.util.pretended_driver import Machine
 from tests.util.training import assert_same, run_file, train
@@ -105,17 +106,9 @@ def test_memory(check: str) -> None:
 
 def a_stretch_is_cut_and_joined(machine: Machine) -> None:
     device = made("float32")
-    device.reserve(1 << 20)
-    held = device.pool.total_bytes()
-    assert 1 << 20 <= held == machine.held < (1 << 20) + 1024 and not device.pool.used_bytes()
+    held = reserved_and_cut(device)
     several = [device.zeros((n, 100)) for n in (300, 1, 700, 50)]
     assert device.pool.used_bytes() == sum(-(-a.nbytes // 512) * 512 for a in several)
-    del several[1:3]
-    several.append(device.zeros((900, 100)))
-    assert device.pool.total_bytes() == held
-    several.clear()
-    assert device.zeros((1 << 18,)).nbytes == 1 << 20 and device.pool.total_bytes() == held  # what came back was joined
-    device.reserve(1 << 20)  # what is there counts
     assert device.pool.total_bytes() == held == machine.held
 
 
