@@ -5,6 +5,7 @@
 // merge by adding (`Engine.norm_sums`):
 //
 //     norm_partials -> norm_sums -> (sum over ranks) -> norm_moments, norm_running
+//     norm_found             sums and moments where cuDNN has found the statistics of the one rank that there is
 //     norm_apply             relu?((x - mean) * invstd * scale + bias + residual)
 //     norm_backward_partials g = relu? (y > 0) * (dy + more) : dy, and partial sums of g and g * (x - mean), in one pass
 //     norm_backward_sums     sum of g, sum of g * xhat
@@ -62,20 +63,38 @@ KERNEL(class T) norm_partials(double* partial, const T* x, i64 rows, i64 channel
     }, x);
 }
 
+// Sums of a channel about a shift, from its mean and the sum of squares about that.
+__device__ __forceinline__ void about_shift(
+    double* sums, i64 channels, i64 c, double count, double mean, double squares, double shift) {
+    const Pair distance = exact_sum(mean, -shift), zero = {0, 0};
+    const Pair first = count > 0 ? product(distance, {count, 0}) : zero;
+    const Pair second = count > 0 ? sum(product(first, distance), squares) : zero;
+    const Pair both[2] = {first, second};
+    for (int k = 0; k < 2; ++k) {
+        const double high = leading(both[k].high);
+        sums[2 * k * channels + c] = high;
+        sums[(2 * k + 1) * channels + c] = (both[k].high - high) + both[k].low;
+    }
+}
+
 // sums: double (4, C), see `Engine.norm_sums`.
 __global__ void __launch_bounds__(THREADS, 2)
 norm_sums(double* sums, const double* partial, const double* shift, i64 rows, i64 channels, i64 chunks, i64 each) {
     double mine[1][2] = {};
     const Place p = merge_chunks<2>(mine, partial, rows, channels, chunks, each, MergeMoments());
     if (!p.active) return;
-    const Pair distance = exact_sum(mine[0][0], -shift[p.channel]), zero = {0, 0};
-    const Pair first = rows ? product(distance, {static_cast<double>(rows), 0}) : zero;
-    const Pair second = rows ? sum(product(first, distance), mine[0][1]) : zero;
-    const Pair both[2] = {first, second};
-    for (int k = 0; k < 2; ++k) {
-        const double high = leading(both[k].high);
-        sums[2 * k * channels + p.channel] = high;
-        sums[(2 * k + 1) * channels + p.channel] = (both[k].high - high) + both[k].low;
+    about_shift(sums, channels, p.channel, static_cast<double>(rows), mine[0][0], mine[0][1], shift[p.channel]);
+}
+
+// The same, and moments, from a mean and 1/sqrt(var + eps) that a library has found: float (2, C).
+__global__ void norm_found(double* sums, double* moments, const float* found, const double* shift, double count, double eps, i64 channels) {
+    for (i64 c = grid_thread(); c < channels; c += grid_threads()) {
+        const double mean = found[c], invstd = found[channels + c], variance = 1 / (invstd * invstd) - eps;
+        const double spread = variance > 0 || variance != variance ? variance : 0;
+        about_shift(sums, channels, c, count, mean, count * spread, shift[c]);
+        moments[c] = mean;
+        moments[channels + c] = invstd;
+        moments[2 * channels + c] = spread;
     }
 }
 

@@ -76,6 +76,9 @@ class Engine(Rules):
     rims: ClassVar[bool] = False
     """Whether programs compute the interior of a convolution while its halo is under way, and the rims then."""
 
+    whole_norms: bool = False
+    """Whether `norm_forward` is better than its parts."""
+
     volume_copies: bool = True
     """Whether gradients of weights of volumes may be computed from a copy of the input."""
 
@@ -503,6 +506,23 @@ class Engine(Rules):
         """``relu_forward(norm_apply(...) [+ residual])``."""
         y = self.norm_apply(x, mean, invstd, scale, bias)
         return self.relu_forward(y if residual is None else self.add([y, residual]))
+
+    def norm_forward(
+        self,
+        x: Array,
+        shift: Array,
+        scale: Array | None,
+        bias: Array | None,
+        residual: Array | None,
+        relu: bool,
+        count: float,
+        eps: float,
+    ) -> tuple[Float64Array, Float64Array, Array]:
+        """`norm_statistics`, and by them `norm_apply` or, with ``relu``, `norm_relu_forward`, which alone takes a residual: sums, moments, y."""
+        sums, moments = self.norm_statistics(x, shift, count, eps)
+        if relu:
+            return sums, moments, self.norm_relu_forward(x, moments[0], moments[1], scale, bias, residual)
+        return sums, moments, self.norm_apply(x, moments[0], moments[1], scale, bias)
 
     def norm_relu_backward_sums(
         self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array, more: Array | None = None

@@ -285,6 +285,17 @@ def _inference(x: Array, mean: Array, var: Array, *affine: Array) -> tuple[Any, 
     return x, mean, var, *(affine or (None, None))
 
 
+def _norm_forward(b: Bound) -> Call:
+    (eps, relu, added), count = b.attrs("eps", "relu", "added"), b.count(b.kernel.writes[1].varying)
+
+    def call(e: Engine, _: MicroBatch, x: Array, shift: Array, *more: Array) -> tuple[Array, ...]:
+        affine, residual = (more[:-1], more[-1]) if added else (more, None)
+        scale, bias = affine or (None, None)
+        return e.norm_forward(x, shift, scale, bias, residual, relu, count, eps)
+
+    return call
+
+
 def _norm_backward_data(b: Bound) -> Call:
     count, added = b.count(b.kernel.reads[2].varying), b.kernel.name.endswith("_add")
 
@@ -506,6 +517,7 @@ BINDERS: dict[str, Binder] = {
     "norm_sums": _method("norm_sums"),
     "norm_moments": _method("norm_moments", "eps", more=lambda b: (b.count(b.kernel.writes[0].varying),)),
     "norm_statistics": _method("norm_statistics", "eps", more=lambda b: (b.count(b.kernel.writes[1].varying),)),
+    "norm_forward": _norm_forward,
     "norm_apply": _method("norm_apply", arrange=_affine),
     "norm_relu_forward": _method("norm_relu_forward", arrange=_affine),
     "norm_add_relu_forward": _method("norm_relu_forward", arrange=_affine_and_residual),

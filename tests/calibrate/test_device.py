@@ -17,14 +17,14 @@ from lbpar.engine import registry
 from lbpar.errors import EngineError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.ops.losses import CrossEntropy
-from tests.util import fake_cupy
+from tests.util import fake_cudnn, fake_cupy
 
 
-@pytest.mark.parametrize("arithmetic", ["float32", "tf32"])
+@pytest.mark.parametrize(("arithmetic", "cudnn"), [("float32", None), ("tf32", None), ("float32", fake_cudnn)])
 def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(
-    monkeypatch: pytest.MonkeyPatch, arithmetic: str
+    monkeypatch: pytest.MonkeyPatch, arithmetic: str, cudnn: Any
 ) -> None:
-    fake_cupy.install(monkeypatch)
+    fake_cupy.install(monkeypatch, cudnn=cudnn)
     monkeypatch.setattr(kernel_speeds, "STREAM", 1 << 10)
     monkeypatch.setattr(kernel_speeds, "ON_DEVICE", 1)
     g = GraphBuilder((8, 8, 4))
@@ -32,7 +32,7 @@ def test_a_device_is_measured_by_its_own_clock_and_its_host_may_wait(
     graph = g.build(g.linear(g.flatten(x), 4)).with_loss(CrossEntropy())
     found = measure_machine(EngineConfig(name="cupy", threads=1, tf32=arithmetic == "tf32"), (), 1, network=(graph, 4))
     rates = {r.kernel: r.rate for r in found.file.compute.table}
-    assert {"conv_forward", "linear_backward_data", "norm_relu_forward"} <= set(rates)
+    assert {"conv_forward", "linear_backward_data", "norm_relu_forward", "norm_statistics"} <= set(rates)
     assert all(0 < rate < 1e21 for rate in rates.values())
     assert [load.taken for load in found.trust.loads] == [0.0]
     assert {r.dtype for r in found.file.compute.table} == set(found.file.compute.peak) == {arithmetic}

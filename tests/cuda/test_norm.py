@@ -19,7 +19,7 @@ def names(kind: str) -> list[str]:
     other = "double" if kind == "double" else "float"
     return [
         *(f"{name}<{kind}>" for name in ("norm_partials", "column_partials", "column_sums")),
-        *("norm_sums", "norm_moments", "norm_running", "norm_invstd", f"norm_backward_sums<{other}>"),
+        *("norm_sums", "norm_found", "norm_moments", "norm_running", "norm_invstd", f"norm_backward_sums<{other}>"),
         *(f"norm_apply<{kind}, {other}, {relu}>" for relu in ("true", "false")),
         *(f"norm_backward_partials<{kind}, {relu}>" for relu in ("true", "false")),
         *(f"{name}<{kind}, {other}>" for name in ("norm_backward_data", "bias_add")),
@@ -54,6 +54,26 @@ def sums_of(module: Emulator, kind: str, x: np.ndarray, shift: np.ndarray, chunk
     module.launch(f"norm_partials<{kind}>", (2, chunks), BLOCK, [partial, x, *i64(rows, c, each)])
     module.launch("norm_sums", (-(-c // 32),), BLOCK, [sums, partial, shift, *i64(rows, c, chunks, each)])
     return sums
+
+
+@pytest.mark.parametrize(("count", "far"), [(1000, 0.0), (7, 1e4), (1000, 1e4)])
+def test_statistics_that_were_found_elsewhere(kernels: tuple[str, Emulator], count: int, far: float) -> None:
+    """A float32 mean and 1/sqrt(var + eps), of channels of which the last are constant, not finite and unknown."""
+    _, module = kernels
+    x, shift = np.random.default_rng(4).normal(far, 2, (count, 40)), np.linspace(-1, 1, 40) + far
+    x[:, -3:] = 3, np.inf, np.nan
+    with np.errstate(invalid="ignore"):
+        mean, var = x.mean(0), x.var(0)
+    found = np.stack([mean, 1 / np.sqrt(var + 1e-5)]).astype(np.float32)
+    sums, moments = np.full((4, 40), np.nan), np.full((3, 40), np.nan)
+    module.launch(
+        "norm_found", (1,), (64,), [sums, moments, found, shift, np.float64(count), np.float64(1e-5), np.int64(40)]
+    )
+    np.testing.assert_array_equal(moments[:2], found)
+    np.testing.assert_allclose(moments[2], var, rtol=1e-6, atol=1e-11)
+    again = ENGINE.norm_moments(sums, shift, count, 1e-5)
+    np.testing.assert_allclose(again[:, :-2], moments[:, :-2], rtol=1e-12, atol=1e-12)
+    assert not np.isfinite(again[0, -2:]).any()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

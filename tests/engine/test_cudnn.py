@@ -14,7 +14,7 @@ import pytest
 from lbpar.config.engine import EngineConfig
 from lbpar.engine.base import LocalWindow
 from lbpar.engine.cupy import engine as cupy_engine
-from lbpar.engine.cupy import graphs
+from lbpar.engine.cupy import graphs, plans
 from lbpar.engine.cupy.launch_conv import Geometry
 from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.engine.registry import build_engine, get_engine
@@ -271,6 +271,14 @@ def test_options_that_would_change_nothing_are_refused(machine: Machine) -> None
         build_engine(EngineConfig(name="numpy", transport="nccl"))
 
 
+def norms(engine: Any, x: Any) -> list[Any]:
+    """Sums, moments and y of a batch norm, and y of one with ReLU and a sum."""
+    c = x.shape[-1]
+    scale, bias, shift = (engine.from_host(np.linspace(*ends, c)) for ends in ((1, 2), (-1, 1), (0, 3)))
+    made = [*engine.norm_forward(x, shift, scale, bias, None, False, x.size // c, 0.1)]
+    return [*made, engine.norm_forward(x, shift, scale, bias, x, True, x.size // c, 0.1)[2]]
+
+
 MUTATIONS = {
     "row-major strides": ("(1, *range(len(shape) - 1, 1, -1), 0)", "range(len(shape) - 1, -1, -1)"),
     "pads swapped": ("for before, _ in pads]", "for _, before in pads]"),
@@ -278,7 +286,7 @@ MUTATIONS = {
     "no pads": ("[after for _, after in pads]", "[0 for _ in pads]"),
     "no workspace": ("at = 0 if workspace is None else address(workspace)", "at = 0"),
     "half a workspace": ("empty((nbytes,)", "empty((nbytes // 2,)"),
-    "sums in the operands' type": (", compute_data_type=types.FLOAT,", ","),
+    "sums in the operands' type": ("            compute_data_type=types.FLOAT,\n", ""),
     "no stream": ("cudnn.set_stream(handle=self._handle, stream=engine.stream.ptr)", "pass"),
     "TF32 not deselected": ("found += [notes.DOWN_CONVERT_INPUTS, notes.TENSOR_CORE]", "pass"),
     "reduced sums not deselected": ("notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION", "notes.NONDETERMINISTIC"),
@@ -287,8 +295,12 @@ MUTATIONS = {
     "notes too early": ("            graph.validate()\n", "            graph.validate()\n            graph.deselect_numeric_notes([])\n"),
     "channels for filters": ("w = (g.groups * g.filters, g.channels,", "w = (g.channels, g.groups * g.filters,"),
     "wrong operand": ('loss=tensor("dy"), filter=tensor("w")', 'loss=tensor("w"), filter=tensor("dy")'),
+    "no residual": ("        if residual:\n", "        if False:\n"),
+    "no relu behind a norm": ("        if relu:\n            out = graph.relu(input=out)\n        self._result(out, \"y\"", "        self._result(out, \"y\""),
+    "another eps": ("np.array([eps, 1]", "np.array([1, eps]"),
+    "statistics swapped": ('("mean", "invstd", "new_mean", "new_var")', '("invstd", "mean", "new_mean", "new_var")'),
     "no bias": ("            if bias:\n                out = graph", "            if False:\n                out = graph"),
-    "no relu": ("            if relu:\n", "            if False:\n"),
+    "no relu": ("            if relu:\n                out = graph", "            if False:\n                out = graph"),
     "not built": ("                graph.build_plan_at_index(index)\n", "                pass\n"),
     "wrong plan": ("execute_plan_at_index(pack, at, index,", "execute_plan_at_index(pack, at, 0,"),
 }  # fmt: skip
@@ -296,17 +308,19 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
 def test_an_error_in_the_graphs_is_noticed(machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    source = Path(graphs.__file__).read_text(encoding="utf-8")
+    sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (plans, graphs)]
     if name is not None:
         old, new = MUTATIONS[name]
-        assert source.count(old) == 1, name
-        source = source.replace(old, new)
-    module = types.ModuleType("mutated_graphs")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(source, graphs.__file__, "exec"), module.__dict__)  # noqa: S102
-    monkeypatch.setattr(cupy_engine, "Graphs", module.__dict__["Graphs"])
+        assert sum(source.count(old) for source in sources) == 1, name
+        sources = [source.replace(old, new) for source in sources]
+    for module, source in zip((plans, graphs), sources, strict=True):
+        mutated = types.ModuleType(module.__name__)  # the second imports the first
+        monkeypatch.setitem(sys.modules, module.__name__, mutated)
+        exec(compile(source, str(module.__file__), "exec"), mutated.__dict__)  # noqa: S102
+    monkeypatch.setattr(cupy_engine, "Graphs", mutated.__dict__["Graphs"])
     for kind in ("float32", "float16"):
         right = True
+        fake_cudnn.executed.clear()
         try:
             device: Any = get_engine("cupy", "float32", cudnn=True)
             rng, (xs, ws, out) = np.random.default_rng(3), SHAPES
@@ -314,9 +328,11 @@ def test_an_error_in_the_graphs_is_noticed(machine: Machine, monkeypatch: pytest
             given = [rng.standard_normal(s).astype(kind) for s in shapes]
             want = passes(NumpyEngine("float64"), *(a.astype("float64") for a in given))
             got = [device.to_host(a) for a in passes(device, *map(device.from_host, given))]
+            got += [device.to_host(a) for a in norms(device, device.from_host(given[3]))]
+            want += norms(NumpyEngine("float64"), given[3].astype("float64"))
             limit = 1e-6 if kind == "float32" else 2.0**-11
             right = all((np.abs(g - e) <= limit * np.abs(e) + 1e-5).all() for g, e in zip(got, want, strict=True))
-            right = right and set(ran()) == {"fprop", "dgrad", "wgrad"}
+            right = right and set(ran()) == {"fprop", "dgrad", "wgrad", "batchnorm"} and ran()["batchnorm"] == 2
         except (AssertionError, RuntimeError, EngineError):
             right = False
         if not right:

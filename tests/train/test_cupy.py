@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lbpar.engine.cupy.device import CupyDevice
-from lbpar.engine.cupy.graphs import OURS, Choice, Graphs, Plan
+from lbpar.engine.cupy.graphs import Graphs
+from lbpar.engine.cupy.plans import OURS, Choice, Plan
 from lbpar.train.trainer import Trainer
 from tests.checkpoint.test_saving import first_part, rest
 from tests.cuda.emulator import compiler_found
@@ -43,8 +45,22 @@ def test_training_with_cudnn_and_cublas(monkeypatch: pytest.MonkeyPatch) -> None
     whole = train(run_file(changes))
     split = train(run_file([*changes, CUPY, "engine.cudnn=true", *PLANS["mixed 4"][1]]), 4)
     assert [r["loss"] for r in split.records] == pytest.approx([r["loss"] for r in whole.records], rel=1e-4)
-    assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
+    assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}  # whose batch norms are split
     assert len(fake_cublas.executed) == 4 * (2 * 2 * 3 + 2 * 2)  # ranks, epochs, batches, passes; and two evaluations
+
+
+@pytest.mark.parametrize("more", [[], ["train.accumulate=2"], ["engine.autotune=true"]], ids=str)
+def test_training_with_batch_norms_by_cudnn(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    monkeypatch.setattr(fake_cudnn, "executed", [])
+    fake_cupy.install(monkeypatch, cudnn=fake_cudnn).scheduler.seed(4)
+    fake_cupy.few_kernels(monkeypatch, 4)
+    changes = ["engine.dtype=float32", "train.epochs=2", "data.samples=14"]
+    whole = train(run_file([*changes, *(m for m in more if m.startswith("train"))]))
+    alone = train(run_file([*changes, CUPY, "engine.cudnn=true", *more]))
+    assert [r["loss"] for r in alone.records] == pytest.approx([r["loss"] for r in whole.records], rel=1e-4)
+    for name, array in whole.tensors.items():
+        np.testing.assert_allclose(alone.tensors[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert "batchnorm" in {ran for ran, _ in fake_cudnn.executed}
 
 
 def test_replicas_stay_equal_with_timed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +78,9 @@ def test_replicas_stay_equal_with_timed_plans(monkeypatch: pytest.MonkeyPatch) -
     changes = ["engine.dtype=float32", "train.epochs=1", "data.samples=16", CUPY, "engine.autotune=true"]
     idle = [*changes, "parallel.strategy=data", "parallel.layers={conv1: {N: 1}, conv2: {N: 1}}"]
     train(run_file(idle), 2)  # which compares replicas
-    first = len(fake_cudnn.executed)
-    assert first == 2 * 5  # two forward, two of weights, one of data, in the first of two steps; our kernels then
+    assert (
+        sum(name != "batchnorm" for name, _ in fake_cudnn.executed) == 2 * 5
+    )  # two forward, two of weights, one of data, in the first of two steps; our kernels then
     choose = Graphs.choose
     monkeypatch.setattr(Graphs, "choose", lambda graphs, found: choose(graphs, [graphs.times]))
     with pytest.raises(AssertionError, match="replicas differ"):

@@ -1,4 +1,5 @@
-"""A stand-in for `cudnn` (nvidia-cudnn-frontend) beside that for CuPy: graphs of one convolution, computed by NumPy from what was declared.
+"""A stand-in for `cudnn` (nvidia-cudnn-frontend) beside that for CuPy: graphs of one convolution or batch norm, computed by NumPy from what
+was declared.
 
 Extents and strides that a graph declares decide what is read and written, so that a wrong one gives a wrong number. What cuDNN
 refuses is refused at the step at which cuDNN does (seen with its library 9.21 for a described device). Each graph has plans with
@@ -7,6 +8,7 @@ every numerical note; what such a plan would do to the digits, it does.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
+from tests.util import fake_cudnn_norm as batch_norm
 from tests.util.fake_cupy.machine import CUDARuntimeError, machine
 from tests.util.fake_cupy.runtime import _span
 from tests.util.fake_cupy.streams import stream_at
@@ -80,6 +83,8 @@ def backend_version() -> int:
 class tensor:
     """A tensor's declaration. Setters give it back."""
 
+    by_value = False
+
     def __init__(self, dim: Sequence[int], stride: Sequence[int], kind: data_type, uid: int, virtual: bool) -> None:
         self.dim, self.stride, self.kind, self.uid, self.virtual = list(dim), list(stride), kind, uid, virtual
 
@@ -125,7 +130,7 @@ class _Plan:
 
 
 class pygraph:
-    """A graph of one convolution, and what follows it."""
+    """A graph of one convolution or batch norm, and what follows it."""
 
     def __init__(
         self,
@@ -150,12 +155,19 @@ class pygraph:
     # -- what is declared
 
     def tensor(
-        self, dim: list[int], stride: list[int], data_type: data_type = data_type.NOT_SET, uid: int = -1
+        self,
+        dim: list[int],
+        stride: list[int],
+        data_type: data_type = data_type.NOT_SET,
+        is_pass_by_value: bool = False,
+        uid: int = -1,
     ) -> tensor:
         assert isinstance(dim, list) and isinstance(stride, list)
         kind = self._io if data_type is type(data_type).NOT_SET else data_type
-        self._tensors.append(tensor(dim, stride, kind, uid, False))
-        return self._tensors[-1]
+        made = tensor(dim, stride, kind, uid, False)
+        made.by_value = is_pass_by_value
+        self._tensors.append(made)
+        return made
 
     def conv_fprop(self, image: tensor, weight: tensor, **window: list[int]) -> tensor:
         return self._convolution("fprop", (image, weight), window)
@@ -165,6 +177,28 @@ class pygraph:
 
     def conv_wgrad(self, image: tensor, loss: tensor, **window: list[int]) -> tensor:
         return self._convolution("wgrad", (image, loss), window)
+
+    def batchnorm(
+        self,
+        input: tensor,
+        scale: tensor,
+        bias: tensor,
+        in_running_mean: tensor,
+        in_running_var: tensor,
+        epsilon: tensor,
+        momentum: tensor,
+    ) -> list[tensor]:
+        assert not self._name, "one operation"
+        self._name, self._operands = (
+            "batchnorm",
+            (input, scale, bias, in_running_mean, in_running_var, epsilon, momentum),
+        )
+        self._outs = [tensor([], [], self._between, -1, True) for _ in range(5)]
+        self._out = self._outs[0]
+        return self._outs
+
+    def add(self, a: tensor, b: tensor) -> tensor:
+        return self._then("add", a, b)
 
     def bias(self, input: tensor, bias: tensor) -> tensor:
         return self._then("bias", input, bias)
@@ -177,6 +211,7 @@ class pygraph:
         assert set(window) == {"pre_padding", "post_padding", "stride", "dilation"}, window
         self._name, self._operands, self._window = name, operands, window
         self._out = tensor([], [], self._between, -1, True)
+        self._outs = [self._out]
         return self._out
 
     def _then(self, name: str, given: tensor, other: tensor | None) -> tensor:
@@ -187,13 +222,13 @@ class pygraph:
     # -- the steps to plans
 
     def validate(self) -> None:
-        out, (one, two) = self._out, self._operands
+        out, (one, two, *_) = self._out, self._operands
         if self._name == "fprop" and not out.dim:
             out.dim = [one.dim[0], two.dim[0], *self._outer(one.dim[2:], two.dim[2:])]
-        for t in (*self._tensors, out):
+        for t in (*self._tensors, *self._outs):
             t.check()
-        uids = [t.uid for t in (*self._tensors, out)]
-        if out.virtual or min(uids) < 0 or len(set(uids)) < len(uids):
+        uids = [t.uid for t in (*self._tensors, *self._outs)]
+        if any(t.virtual for t in self._outs) or min(uids) < 0 or len(set(uids)) < len(uids):
             raise RuntimeError(f"uids {uids}, or no output")
         if self._sums is data_type.NOT_SET:
             raise RuntimeError("no type to compute in")
@@ -201,6 +236,9 @@ class pygraph:
 
     def build_operation_graph(self) -> None:
         self._need(1)
+        self._step = 2
+        if self._name == "batchnorm":
+            return batch_norm.check(self._operands, self._outs)
         if min(*self._window["pre_padding"], *self._window["post_padding"]) < 0:
             raise RuntimeError("detail::finalize(convolution_descriptor) failed: CUDNN_STATUS_BAD_PARAM")
         x, w, y = self._roles()
@@ -208,12 +246,15 @@ class pygraph:
             raise RuntimeError(f"CUDNN_STATUS_BAD_PARAM: {x.dim} with {w.dim} do not make {y.dim}")
         if x.dim[1] % w.dim[1] or w.dim[0] % (x.dim[1] // w.dim[1]):
             raise RuntimeError(f"CUDNN_STATUS_BAD_PARAM: channels {x.dim[1]} and {w.dim[:2]}")
-        self._step = 2
 
     def create_execution_plans(self, modes: list[heur_mode]) -> None:
         self._need(2)
-        x, followed = self._roles()[0], [name for name, _ in self._after]
-        if len({t.kind for t in (*self._operands, self._out)}) > 1 or followed == ["relu"]:
+        x, followed = self._out, [name for name, _ in self._after]
+        if self._name == "batchnorm":
+            refused = followed not in ([], ["relu"], ["add", "relu"]) or x.dim[1] * _DTYPES[x.kind].itemsize % 16
+        else:
+            refused = len({t.kind for t in (*self._operands, self._out)}) > 1 or followed == ["relu"]
+        if refused:
             raise cudnnGraphNotSupportedError("No valid engine configs for _")
         note, small = numerical_note, 64 * len(modes)
         self._plans = [
@@ -253,12 +294,15 @@ class pygraph:
         assert plan.built, "a plan that was not built"
         assert handle is self._handle
         assert all(type(k) is int and type(v) is int for k, v in tensor_to_device_buffer.items())
-        wanted = {t.uid: t for t in (*self._tensors, self._out)}
+        wanted = {t.uid: t for t in (*self._tensors, *self._outs)}
         if set(wanted) != set(tensor_to_device_buffer):
             raise RuntimeError(f"the variant pack holds {sorted(tensor_to_device_buffer)}, expected {sorted(wanted)}")
         raws = {}
         for uid, at in tensor_to_device_buffer.items():
             kind = _DTYPES[wanted[uid].kind]
+            if wanted[uid].by_value:
+                raws[uid] = np.array([ctypes.c_float.from_address(at).value], kind)
+                continue
             if at % 16:
                 raise CUDARuntimeError("cudaErrorMisalignedAddress")
             found = _span(at, wanted[uid].reach * kind.itemsize, "device")
@@ -269,7 +313,8 @@ class pygraph:
         def work() -> None:
             if scratch is not None:
                 scratch.fill(0xA5)
-            inputs = {uid: raw.tobytes() for uid, raw in raws.items() if uid != self._out.uid}
+            outs = [t.uid for t in self._outs]
+            inputs = {uid: raw.tobytes() for uid, raw in raws.items() if uid not in outs}
             self._compute(plan, raws)
             for uid, before in inputs.items():
                 assert raws[uid].tobytes() == before, "the result lies over an operand"
@@ -298,6 +343,10 @@ class pygraph:
         return [(n + before + after - (k - 1) * d - 1) // s + 1 for n, k, before, after, s, d in sizes]
 
     def _compute(self, plan: _Plan, raws: dict[int, np.ndarray]) -> None:
+        if self._name == "batchnorm":
+            views = [t.view(raws[t.uid]) for t in (*self._operands, *self._outs)]
+            total = batch_norm.compute(views[:7], views[8:])
+            return self._finish(total, raws, plan)
         note = numerical_note
         rough = plan.note is note.TENSOR_CORE and self._operands[0].kind is data_type.FLOAT
         change: Callable[[np.ndarray], np.ndarray] = _tf32 if rough else lambda a: a
@@ -309,7 +358,10 @@ class pygraph:
         reduced = plan.note is note.REDUCED_PRECISION_REDUCTION
         sums = np.dtype(ml_dtypes.bfloat16) if reduced else _DTYPES[self._sums]
         total = _CONVOLUTIONS[self._name](one, two, x.dim, w.dim, y.dim, groups, self._window, sums)
-        if plan.note is note.NONDETERMINISTIC:
+        self._finish(total, raws, plan)
+
+    def _finish(self, total: np.ndarray, raws: dict[int, np.ndarray], plan: _Plan) -> None:
+        if plan.note is numerical_note.NONDETERMINISTIC:
             total *= 1 + 1e-3 * (len(executed) % 7)
         for name, other in self._after:
             total = np.maximum(total, 0) if name == "relu" else total + other.view(raws[other.uid]).astype(np.float64)  # type: ignore[union-attr]

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from lbpar.config.engine import WORKSPACE
 from lbpar.engine.base import Engine
 from lbpar.engine.cupy.blas import cublas_of
-from lbpar.engine.cupy.graphs import Graphs, refusals
+from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.library import load_cudnn, without_cudnn
+from lbpar.engine.cupy.plans import refusals
 from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
 from lbpar.engine.half import half
@@ -74,6 +75,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
             missing: tuple[type[Exception], ...] = (ImportError, AttributeError, *refusals(module))
             try:
                 self.graphs = Graphs(self, module, tf32, autotune, workspace)
+                self.whole_norms = True
             except missing as error:
                 without_cudnn(cudnn, error)
         # What it takes for itself would be taken anew in each step that is recorded.

@@ -60,7 +60,7 @@ _UPDATES = (
     "squares<P>", "clip<P>", "unscale<P, P>", *(f"{name}<P, P>" for name in ("sgd", "adam", "lars", "lamb_moments", "lamb")),
 )  # fmt: skip
 _NORM_PLAIN = (
-    "norm_sums", "norm_moments", "norm_running", "norm_invstd", "norm_backward_sums<float>", "norm_backward_sums<double>",
+    "norm_sums", "norm_found", "norm_moments", "norm_running", "norm_invstd", "norm_backward_sums<float>", "norm_backward_sums<double>",
 )  # fmt: skip
 
 

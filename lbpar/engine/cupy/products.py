@@ -35,7 +35,7 @@ class Products(Pointwise):
     tf32 : bool
         Multiply float32 in TF32, whose products have 11 bits; sums are float32.
     graphs : Graphs or None
-        cuDNN's convolutions, where they are used.
+        cuDNN's convolutions and batch norms, where they are used.
     blas : Blas or None
         cuBLAS, where it is used.
     """
@@ -220,7 +220,7 @@ class Products(Pointwise):
         if self.graphs is None or self.graphs.plan(what, g, kind, bias, relu) is None:
             ours()
         else:
-            self.graphs.run((what, g, kind, bias, relu), arrays, ours)
+            self.graphs.convolve((what, g, kind, bias, relu), arrays, ours)
 
     # Linear layers: by cuBLAS where there is one, else by our kernels.
 
