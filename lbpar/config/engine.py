@@ -48,7 +48,7 @@ class EngineConfig(Section):
     )
     cudnn: Maybe = Field(
         default="auto",
-        description="Convolve by cuDNN where it is the better choice, and multiply the matrices of linear layers by cuBLAS; false leaves all to "
+        description="Convolve and normalise by cuDNN where it is the better choice, and multiply the matrices of linear layers by cuBLAS; false leaves all to "
         "lbpar's own kernels, auto takes each library where it can be loaded, true insists on cuDNN. For cupy.",
     )
     autotune: Flag = Field(

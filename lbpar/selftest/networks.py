@@ -54,10 +54,11 @@ def networks() -> dict[str, Graph]:
 
 
 def tried_plans(graph: Graph, count: int) -> list[Plan]:
-    """Random plans for one of them, so many, and, unless it is none, one that splits space: convolutions then have interiors and rims."""
+    """Random plans for one of them, so many, and, unless it is none, one that splits nothing, whose kernels are all fused, and one that
+    splits space: convolutions then have interiors and rims."""
     random = Random(SEED)
     plans = [random_plan(graph, BATCH, PROCS, random) for _ in range(count)]
-    return [*plans, strategy_plan("spatial", graph, Grid.of(PROCS), BATCH)] if plans else []
+    return [Plan(Grid()), *plans, strategy_plan("spatial", graph, Grid.of(PROCS), BATCH)] if plans else []
 
 
 def _loss(kind: str, **options: Any) -> Loss:
@@ -92,6 +93,7 @@ def _small_blocks() -> Graph:
     """Kernels longer than what they run over, strides and dilations that leave out some of it, patches."""
     g = GraphBuilder(input=(4, 6, 3, 16), name="small blocks")
     x = g.relu(g.norm(g.conv(g.input, 16, 3, pad=1)))
+    x = g.relu(g.add([g.norm(g.conv(x, 16, 1)), x]))
     x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
     x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
     x = g.layer_norm(g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1]))
@@ -117,7 +119,7 @@ def _weighed_voxels() -> Graph:
 
 def _vectors(loss: str) -> Graph:
     g = GraphBuilder(input=(9,), name=f"vectors with {loss}")
-    x = g.norm(g.linear(g.input, 12))
+    x = g.norm(g.linear(g.input, 16))
     x = g.silu(g.gelu(g.elu(x))) if loss == "mse" else g.softplus(g.hardsigmoid(g.hardswish(x)))
     return g.build(g.linear(x, 3)).with_loss(_loss(loss))
 

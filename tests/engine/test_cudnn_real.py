@@ -5,8 +5,13 @@ Skipped where nvidia-cudnn-frontend or libcudnn is missing: both are wheels that
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ import pytest
 from lbpar.engine.base import LocalWindow
 from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.launch_conv import Geometry
-from tests.util import fake_cudnn
+from tests.util import fake_cudnn, planning_driver
 
 cudnn = pytest.importorskip("cudnn")
 try:
@@ -110,7 +115,43 @@ def test_timing_has_several_plans_to_try() -> None:
 def test_negative_pads_are_refused_as_by_the_stand_in() -> None:
     made, g = graphs(), of(32, 32, (16, 16), (12, 14), W(3, 1, 1, 0), W(3, 1, 1, 0))
     assert "negative" in made.unsuited(g, "float16")
-    assert made._planned("forward", g, "float16", False, False) is None
+    key = ("forward", g, "float16", False, False)
+    assert made._planned(key, "float16", lambda: made._graph(*key), 1) is None
+
+
+NORMS = {
+    "2-D": (4, 28, 30, 64),
+    "3-D": (2, 9, 10, 11, 16),
+    "1-D": (3, 50, 8),
+    "rows": (32, 24),
+    "few": (2, 3, 3, 4),
+    "odd": (4, 9, 9, 30),
+}
+
+
+def plan_norms(folder: str) -> None:
+    """Print the norms that have plans: card, type, name, whether a sum and a ReLU follow."""
+    found = importlib.util.find_spec("nvidia.cudnn")
+    assert found is not None and found.submodule_search_locations
+    (home,) = found.submodule_search_locations
+    planning_driver.load(Path(home) / "lib" / "libcudnn_engines_runtime_compiled.so.9", Path(folder))
+    for card, kind, (name, shape), how in product(
+        CARDS, KINDS, NORMS.items(), ((False, False), (False, True), (True, True), (True, False))
+    ):
+        dtype, tf32 = KINDS[kind]
+        if graphs(card, tf32).norm_plan(shape, dtype, *how):
+            print(card, kind, name, *how)
+
+
+def test_cudnn_has_plans_for_our_norms(tmp_path: Path) -> None:
+    """In a process of its own, which takes a pretended driver for real. A sum without a ReLU is refused, as by the stand-in."""
+    code = f"from tests.engine.test_cudnn_real import plan_norms; plan_norms({str(tmp_path)!r})"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found, wanted = set(printed.splitlines()), set[str]()
+    for card, kind, name in product(CARDS, KINDS, NORMS):
+        if NORMS[name][-1] % (4 if KINDS[kind][0] == "float32" else 8) == 0:
+            wanted |= {f"{card} {kind} {name} {how}" for how in ("False False", "False True", "True True")}
+    assert found == wanted
 
 
 def test_the_stand_in_has_only_what_is_there() -> None:

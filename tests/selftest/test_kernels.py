@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.names import GROUPS
 from lbpar.engine.cupy.tiles import Card
 from lbpar.selftest import checks, command, gpu
 from lbpar.selftest.listing import Listing
+from tests.cuda.emulator import compiler_found
 from tests.cuda.test_whole import kind_of, tiled
+from tests.util import fake_cudnn, fake_cupy
 
 NEVER = {
     r"pack.cu: move_(pieces|rows)<u8, .*": "no step moves arrays of single bytes",
@@ -22,6 +25,7 @@ NEVER = {
     r"pointwise.cu: convert<(__half, __nv_bfloat16|__nv_bfloat16, __half)>": "no engine holds both half types",
     r"pointwise.cu: convert<((__half|__nv_bfloat16), double|double, (__half|__nv_bfloat16|float))>":
         "arrays of float64 beside others are sums, which are made as such and read as such",
+    r"norm.cu: norm_found": "of these checks, which leave cuDNN out; see below",
     r"updates.cu: unscale<double, double>": "gradients in float64 are not scaled",
 }  # fmt: skip
 """Kernels that no check launches, and why: tests call them directly."""
@@ -53,3 +57,22 @@ def test_its_checks_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None
     assert not launched_after_all
     left = tiled() - {kind_of(file, name) for file, name in ran}
     assert not left
+
+
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+def test_its_checks_try_every_kind_of_batch_norm_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, set[tuple[bool, bool]]] = {"float32": set(), "bfloat16": set()}
+    norm = Graphs.norm
+
+    def tried(self: Graphs, key: Any, arrays: Any, eps: float, ours: Any) -> bool:
+        _, dtype, residual, relu = key
+        kinds[dtype].add((residual, relu))
+        return norm(self, key, arrays, eps, ours)
+
+    monkeypatch.setattr(Graphs, "norm", tried)
+    fake_cupy.few_kernels(monkeypatch, 4)
+    fake_cupy.install(monkeypatch, cudnn=fake_cudnn)
+    for name in ("small blocks", "vectors"):
+        for dtype in kinds:
+            assert not checks.network(name, {"dtype": dtype}, 1)["failed"]
+    assert kinds == {dtype: {(False, False), (False, True), (True, True)} for dtype in kinds}
