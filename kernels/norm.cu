@@ -86,12 +86,13 @@ norm_sums(double* sums, const double* partial, const double* shift, i64 rows, i6
     about_shift(sums, channels, p.channel, static_cast<double>(rows), mine[0][0], mine[0][1], shift[p.channel]);
 }
 
-// The same, and moments, from a mean and 1/sqrt(var + eps) that a library has found: float (2, C).
-__global__ void norm_found(double* sums, double* moments, const float* found, const double* shift, double count, double eps, i64 channels) {
+// The same, unless sums are null, and moments, from a mean and 1/sqrt(var + eps) that a library has found.
+__global__ void norm_found(
+    double* sums, double* moments, const float* means, const float* invstds, const double* shift, double count, double eps, i64 channels) {
     for (i64 c = grid_thread(); c < channels; c += grid_threads()) {
-        const double mean = found[c], invstd = found[channels + c], variance = 1 / (invstd * invstd) - eps;
+        const double mean = means[c], invstd = invstds[c], variance = 1 / (invstd * invstd) - eps;
         const double spread = variance > 0 || variance != variance ? variance : 0;
-        about_shift(sums, channels, c, count, mean, count * spread, shift[c]);
+        if (sums) about_shift(sums, channels, c, count, mean, count * spread, shift[c]);
         moments[c] = mean;
         moments[channels + c] = invstd;
         moments[2 * channels + c] = spread;

@@ -166,7 +166,7 @@ class _Run:
         self.program, self.engine = program, engine
         grid = program.plan.grid
         transport = SingleTransport() if grid.size == 1 else Nobody(grid)
-        self.executor = Executor(program, engine, transport, flat_state(program, engine), pairs=False)
+        self.executor = Executor(program, engine, transport, flat_state(program, engine), whole=False)
         self.feeds = drawn_feeds(program, engine)
         self.taken: list[list[float]] = []
         self.once()

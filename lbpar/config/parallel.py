@@ -91,7 +91,7 @@ class ParallelConfig(Section):
         "(`[]`: never any). A number: the layers are cut into so many segments with outputs of equal size; what a segment hands on is kept, "
         "and so is all of the last segment. The square root of the number of layers is a good number. `auto`: as many as `memory` asks for, those first that "
         "save most bytes per second. Default: `auto` where nothing fits in `memory` otherwise, else none. Results stay the same to the last bit "
-        "(on GPUs with `cudnn: false`; else batch norms that are computed again are lbpar's own, not cuDNN's).",
+        "(on GPUs with `cudnn: false`; else norms that are computed again are lbpar's own, not cuDNN's).",
     )
     reschedule: Count | None = Field(
         default=None,

@@ -77,7 +77,7 @@ class Engine(Rules):
     """Whether programs compute the interior of a convolution while its halo is under way, and the rims then."""
 
     whole_norms: bool = False
-    """Whether `norm_forward` is better than its parts."""
+    """Whether `norm_forward` and `sample_norm_forward` may be better than their parts."""
 
     volume_copies: bool = True
     """Whether gradients of weights of volumes may be computed from a copy of the input."""
@@ -523,6 +523,17 @@ class Engine(Rules):
         if relu:
             return sums, moments, self.norm_relu_forward(x, moments[0], moments[1], scale, bias, residual)
         return sums, moments, self.norm_apply(x, moments[0], moments[1], scale, bias)
+
+    def sample_norm_forward(
+        self, x: Array, scale: Array | None, bias: Array | None, count: float, eps: float
+    ) -> tuple[Float64Array, Array]:
+        """`norm_moments` of `sample_norm_sums`, float64 (3, rows, groups), where no other rank adds to these, and `sample_norm_apply` by them."""
+        rows, _, groups, _ = x.shape
+        sums = self.sample_norm_sums(x).reshape((4, rows * groups))
+        moments = self.norm_moments(sums, self.zeros((rows * groups,), np.float64), count, eps).reshape(
+            (3, rows, groups)
+        )
+        return moments, self.sample_norm_apply(x, moments[0], moments[1], scale, bias)
 
     def norm_relu_backward_sums(
         self, x: Array, y: Array, dy: Array, mean: Array, invstd: Array, more: Array | None = None

@@ -318,15 +318,21 @@ def _norm_running(b: Bound) -> Call:
     return call
 
 
-def _sample_norm(b: Bound) -> Call:
-    """Normalisation within samples, on blocks seen as (rows, positions, groups, channels of a group)."""
-    own, (*lead, channels), name = b.attr("own"), box_shape(b.reads[0]), b.kernel.name
+def _sample_norm_forms(b: Bound) -> list[tuple[int, ...]]:
+    """Shapes in which engines see the blocks that are read: activations as (rows, positions, groups, channels of a group)."""
+    own, (*lead, channels) = b.attr("own"), box_shape(b.reads[0])
     of_rows = sum(not {"G", "C"}.intersection(loops) for loops in own)  # samples, or samples and positions
     rows, positions = prod(lead[:of_rows]), prod(lead[of_rows:])
     groups = channels if ("C",) in own else b.local("G", b.kernel.extent("G")) if ("G",) in own else 1
     tensor, vector = (rows, positions, groups, channels // max(groups, 1)), (groups, channels // max(groups, 1))
     forms = {"moments": (3, rows, groups), "dsums": (2, rows, groups), "weight": vector, "bias": vector}
-    reads = [(o.value == "moments", forms.get(o.value, tensor)) for o in b.kernel.reads]
+    return [forms.get(o.value, tensor) for o in b.kernel.reads]
+
+
+def _sample_norm(b: Bound) -> Call:
+    """Normalisation within samples, on blocks as of `_sample_norm_forms`."""
+    name = b.kernel.name
+    reads = [(o.value == "moments", form) for o, form in zip(b.kernel.reads, _sample_norm_forms(b), strict=True)]
     shapes = [box_shape(box) for box in b.writes]
     last = b.attrs("count") if name == "sample_norm_backward_data" else ()
 
@@ -340,6 +346,18 @@ def _sample_norm(b: Bound) -> Call:
         return tuple(
             a.reshape(shape) for a, shape in zip(made, shapes, strict=False)
         )  # gradients of no scale are left out
+
+    return call
+
+
+def _sample_norm_forward(b: Bound) -> Call:
+    (eps, count), forms, shapes = b.attrs("eps", "count"), _sample_norm_forms(b), [box_shape(box) for box in b.writes]
+
+    def call(e: Engine, _: MicroBatch, *arrays: Array) -> tuple[Array, ...]:
+        x, *affine = (a.reshape(form) for a, form in zip(arrays, forms, strict=True))
+        scale, bias = affine or (None, None)
+        moments, y = e.sample_norm_forward(x, scale, bias, count, eps)
+        return moments.reshape(shapes[0]), y.reshape(shapes[1])
 
     return call
 
@@ -532,6 +550,7 @@ BINDERS: dict[str, Binder] = {
     "norm_running": _norm_running,
     **{f"sample_norm_{name}": _sample_norm for name in ("sums", "apply", "backward_sums", "backward_data")},
     "sample_norm_moments": _sample_norm_moments,
+    "sample_norm_forward": _sample_norm_forward,
     "relu_forward": _method("relu_forward"),
     "relu_backward": _method("relu_backward"),
     "leaky_relu_forward": _method("leaky_relu_forward", "slope"),

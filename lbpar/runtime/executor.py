@@ -10,7 +10,6 @@ import numpy as np
 
 from lbpar.engine.base import Engine
 from lbpar.graph.ops.losses import MEASURED
-from lbpar.program.norm_pairs import pair_norms
 from lbpar.program.steps import (
     Accumulate,
     Compute,
@@ -24,6 +23,7 @@ from lbpar.program.steps import (
     Wait,
     takes_part,
 )
+from lbpar.program.whole_norms import whole_norms
 from lbpar.program.words import micro_batch, of_parameters
 from lbpar.runtime.background import Background
 from lbpar.runtime.binding import Bound, Call, MicroBatch, bind
@@ -55,8 +55,8 @@ class Executor:
         This rank's blocks of all parameters and running statistics, by name; updated in place.
     accumulated : dict of array, optional
         Where gradients of micro-batches wait for the last one; shared by the programs of one training run.
-    pairs : bool
-        Kernels that the engine computes in one go are joined; otherwise each takes its own time.
+    whole : bool
+        Norms that the engine computes in one go are one kernel; otherwise each part takes its own time.
 
     Attributes
     ----------
@@ -85,9 +85,9 @@ class Executor:
         transport: Transport,
         state: dict[str, Array],
         accumulated: dict[str, Array] | None = None,
-        pairs: bool = True,
+        whole: bool = True,
     ) -> None:
-        program = pair_norms(program) if pairs and engine.whole_norms else program
+        program = whole_norms(program) if whole and engine.whole_norms else program
         self.program, self.engine, self.transport, self.state = program, engine, transport, state
         self._targets = {n.name for n in program.graph.targets}
         self.micro_batch = MicroBatch()

@@ -66,10 +66,12 @@ def test_statistics_that_were_found_elsewhere(kernels: tuple[str, Emulator], cou
         mean, var = x.mean(0), x.var(0)
     found = np.stack([mean, 1 / np.sqrt(var + 1e-5)]).astype(np.float32)
     sums, moments = np.full((4, 40), np.nan), np.full((3, 40), np.nan)
-    module.launch(
-        "norm_found", (1,), (64,), [sums, moments, found, shift, np.float64(count), np.float64(1e-5), np.int64(40)]
-    )
+    args = np.float64(count), np.float64(1e-5), np.int64(40)
+    module.launch("norm_found", (1,), (64,), [sums, moments, *found, shift, *args])
     np.testing.assert_array_equal(moments[:2], found)
+    alone = np.full((3, 40), np.nan)
+    module.launch("norm_found", (1,), (64,), [0, alone, *found, 0, *args])
+    np.testing.assert_array_equal(alone, moments)
     np.testing.assert_allclose(moments[2], var, rtol=1e-6, atol=1e-11)
     again = ENGINE.norm_moments(sums, shift, count, 1e-5)
     np.testing.assert_allclose(again[:, :-2], moments[:, :-2], rtol=1e-12, atol=1e-12)

@@ -297,7 +297,7 @@ MUTATIONS = {
     "wrong operand": ('loss=tensor("dy"), filter=tensor("w")', 'loss=tensor("w"), filter=tensor("dy")'),
     "no residual": ("        if residual:\n", "        if False:\n"),
     "no relu behind a norm": ("        if relu:\n            out = graph.relu(input=out)\n        self._result(out, \"y\"", "        self._result(out, \"y\""),
-    "another eps": ("np.array([eps, 1]", "np.array([1, eps]"),
+    "another eps": ('{"eps": eps, "momentum": 1.0}', '{"eps": 1.0, "momentum": eps}'),
     "statistics swapped": ('("mean", "invstd", "new_mean", "new_var")', '("invstd", "mean", "new_mean", "new_var")'),
     "no bias": ("            if bias:\n                out = graph", "            if False:\n                out = graph"),
     "no relu": ("            if relu:\n                out = graph", "            if False:\n                out = graph"),

@@ -1,8 +1,7 @@
-"""Batch norm by cuDNN, on the stand-in for its frontend: where it is taken, with what statistics, and that training is the same."""
+"""Norms by cuDNN, on the stand-in for its frontend: where it is taken, with what statistics, and that training is the same."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return fake_cupy.install(monkeypatch, cudnn=fake_cudnn)
 
 
-def ran() -> int:
-    return Counter(name for name, _ in fake_cudnn.executed)["batchnorm"]
+def ran(*names: str) -> int:
+    return sum(name in (names or ("batchnorm",)) for name, _ in fake_cudnn.executed)
 
 
 def norm(engine: Any, x: np.ndarray, how: str = "", affine: bool = True, count: int | None = None) -> list[np.ndarray]:
@@ -128,3 +127,51 @@ def test_what_is_not_finite_stays_so(machine: Machine) -> None:
     assert ran() == 1
     for a in (moments[0], moments[1], y[0], mean, var):
         assert np.isnan(a[3]) and np.isfinite(np.delete(a, 3)).all()
+
+
+def sample_norm(engine: Any, x: np.ndarray, affine: bool = True, count: int | None = None) -> list[np.ndarray]:
+    positions, groups, width = x.shape[1:]
+    vectors = [np.linspace(*ends, groups * width).reshape(groups, width) for ends in ((0.5, 2), (-1, 1))]
+    scale, bias = (v.astype(engine.dtype) for v in vectors) if affine else (None, None)
+    return list(engine.sample_norm_forward(x, scale, bias, positions * width if count is None else count, 1e-3))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((3, 35, 5, 1), "instancenorm"),
+        ((1, 7, 8, 1), "instancenorm"),
+        ((2, 1, 3, 1), "instancenorm"),
+        ((9, 1, 1, 30), "layernorm"),
+        ((1, 1, 1, 8), "layernorm"),
+    ],
+)
+def test_norms_within_samples_equal_numpys(machine: Machine, shape: tuple[int, ...], kind: str, dtype: str) -> None:
+    device = OnHost(get_engine("cupy", "float32", cudnn=True, compute=None if dtype == "float32" else dtype))
+    x = drawn(shape, dtype)
+    got, want = sample_norm(device, x), sample_norm(NumpyEngine("float64"), x.astype(np.float64))
+    assert ran(kind) == len(fake_cudnn.executed) == 1
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), b, rtol=0, atol=4 * TOLERANCE[dtype] * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "others"),
+    [
+        ((3, 35, 2, 4), {}),
+        ((3, 35, 1, 4), {}),
+        ((0, 35, 4, 1), {}),
+        ((3, 0, 4, 1), {}),
+        ((3, 35, 4, 1), {"affine": False}),
+        ((3, 35, 4, 1), {"count": 70}),
+    ],
+    ids=["group norm", "one group", "no samples", "no positions", "no scale", "statistics of others too"],
+)
+def test_our_kernels_take_other_norms_within_samples(machine: Machine, shape: tuple[int, ...], others: Any) -> None:
+    x = drawn(shape)
+    got = sample_norm(OnHost(get_engine("cupy", "float32", cudnn=True)), x, **others)
+    want = sample_norm(NumpyEngine("float64"), x.astype(float), **others)
+    assert not fake_cudnn.executed
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

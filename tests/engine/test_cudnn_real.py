@@ -128,6 +128,14 @@ NORMS = {
     "odd": (4, 9, 9, 30),
 }
 
+SAMPLE_NORMS = {
+    "instance": (2, 1000, 32, 1),
+    "odd": (3, 77, 5, 1),
+    "layer": (500, 1, 1, 96),
+    "odd layer": (7, 1, 1, 30),
+}
+"""Rows, positions, groups, channels of a group."""
+
 
 def plan_norms(folder: str) -> None:
     """Print the norms that have plans: card, type, name, whether a sum and a ReLU follow."""
@@ -141,6 +149,10 @@ def plan_norms(folder: str) -> None:
         dtype, tf32 = KINDS[kind]
         if graphs(card, tf32).norm_plan(shape, dtype, *how):
             print(card, kind, name, *how)
+    for card, kind, (name, form) in product(CARDS, KINDS, SAMPLE_NORMS.items()):
+        dtype, tf32 = KINDS[kind]
+        if graphs(card, tf32).sample_norm_plan(form, dtype):
+            print(card, kind, name)
 
 
 def test_cudnn_has_plans_for_our_norms(tmp_path: Path) -> None:
@@ -151,7 +163,7 @@ def test_cudnn_has_plans_for_our_norms(tmp_path: Path) -> None:
     for card, kind, name in product(CARDS, KINDS, NORMS):
         if NORMS[name][-1] % (4 if KINDS[kind][0] == "float32" else 8) == 0:
             wanted |= {f"{card} {kind} {name} {how}" for how in ("False False", "False True", "True True")}
-    assert found == wanted
+    assert found == wanted | {f"{card} {kind} {name}" for card, kind, name in product(CARDS, KINDS, SAMPLE_NORMS)}
 
 
 def test_the_stand_in_has_only_what_is_there() -> None:
@@ -164,7 +176,9 @@ def test_the_stand_in_has_only_what_is_there() -> None:
     assert ours == theirs == ["workspace", "index", "handle"]
 
 
-@pytest.mark.parametrize("name", ["data_type", "numerical_note", "heur_mode", "build_plan_policy"])
+@pytest.mark.parametrize(
+    "name", ["data_type", "numerical_note", "heur_mode", "norm_forward_phase", "build_plan_policy"]
+)
 def test_the_stand_in_has_the_names_of_choices(name: str) -> None:
     for choice in getattr(fake_cudnn, name):
         assert hasattr(getattr(cudnn, name), choice.name)

@@ -60,7 +60,7 @@ def test_its_checks_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
-def test_its_checks_try_every_kind_of_batch_norm_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_checks_try_every_kind_of_norm_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: dict[str, set[tuple[bool, bool]]] = {"float32": set(), "bfloat16": set()}
     norm = Graphs.norm
 
@@ -70,9 +70,11 @@ def test_its_checks_try_every_kind_of_batch_norm_by_cudnn(monkeypatch: pytest.Mo
         return norm(self, key, arrays, eps, ours)
 
     monkeypatch.setattr(Graphs, "norm", tried)
+    monkeypatch.setattr(fake_cudnn, "executed", [])
     fake_cupy.few_kernels(monkeypatch, 4)
     fake_cupy.install(monkeypatch, cudnn=fake_cudnn)
-    for name in ("small blocks", "vectors"):
+    for name in ("small blocks", "vectors", "voxels"):
         for dtype in kinds:
             assert not checks.network(name, {"dtype": dtype}, 1)["failed"]
     assert kinds == {dtype: {(False, False), (False, True), (True, True)} for dtype in kinds}
+    assert {"batchnorm", "instancenorm", "layernorm"} <= {name for name, _ in fake_cudnn.executed}

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
-from tests.util import fake_cudnn_norm as batch_norm
+from tests.util import fake_cudnn_norm as norms
 from tests.util.fake_cupy.machine import CUDARuntimeError, machine
 from tests.util.fake_cupy.runtime import _span
 from tests.util.fake_cupy.streams import stream_at
@@ -46,6 +46,10 @@ class numerical_note(enum.Enum):
 
 class heur_mode(enum.Enum):
     A, B, FALLBACK = range(3)
+
+
+class norm_forward_phase(enum.Enum):
+    NOT_SET, TRAINING, INFERENCE = range(3)
 
 
 class build_plan_policy(enum.Enum):
@@ -188,12 +192,24 @@ class pygraph:
         epsilon: tensor,
         momentum: tensor,
     ) -> list[tensor]:
+        return self._norm("batchnorm", 5, input, scale, bias, in_running_mean, in_running_var, epsilon, momentum)
+
+    def instancenorm(
+        self, norm_forward_phase: norm_forward_phase, input: tensor, scale: tensor, bias: tensor, epsilon: tensor
+    ) -> list[tensor]:
+        assert norm_forward_phase.name == "TRAINING", "without statistics"
+        return self._norm("instancenorm", 3, input, scale, bias, epsilon)
+
+    def layernorm(
+        self, norm_forward_phase: norm_forward_phase, input: tensor, scale: tensor, bias: tensor, epsilon: tensor
+    ) -> list[tensor]:
+        assert norm_forward_phase.name == "TRAINING", "without statistics"
+        return self._norm("layernorm", 3, input, scale, bias, epsilon)
+
+    def _norm(self, name: str, results: int, *operands: tensor) -> list[tensor]:
         assert not self._name, "one operation"
-        self._name, self._operands = (
-            "batchnorm",
-            (input, scale, bias, in_running_mean, in_running_var, epsilon, momentum),
-        )
-        self._outs = [tensor([], [], self._between, -1, True) for _ in range(5)]
+        self._name, self._operands = name, operands
+        self._outs = [tensor([], [], self._between, -1, True) for _ in range(results)]
         self._out = self._outs[0]
         return self._outs
 
@@ -237,8 +253,8 @@ class pygraph:
     def build_operation_graph(self) -> None:
         self._need(1)
         self._step = 2
-        if self._name == "batchnorm":
-            return batch_norm.check(self._operands, self._outs)
+        if self._name in norms.KINDS:
+            return norms.check(self._name, self._operands, self._outs)
         if min(*self._window["pre_padding"], *self._window["post_padding"]) < 0:
             raise RuntimeError("detail::finalize(convolution_descriptor) failed: CUDNN_STATUS_BAD_PARAM")
         x, w, y = self._roles()
@@ -250,8 +266,9 @@ class pygraph:
     def create_execution_plans(self, modes: list[heur_mode]) -> None:
         self._need(2)
         x, followed = self._out, [name for name, _ in self._after]
-        if self._name == "batchnorm":
-            refused = followed not in ([], ["relu"], ["add", "relu"]) or x.dim[1] * _DTYPES[x.kind].itemsize % 16
+        if self._name in norms.KINDS:
+            refused = followed not in ([], ["relu"], ["add", "relu"])
+            refused |= self._name == "batchnorm" and x.dim[1] * _DTYPES[x.kind].itemsize % 16 > 0
         else:
             refused = len({t.kind for t in (*self._operands, self._out)}) > 1 or followed == ["relu"]
         if refused:
@@ -343,10 +360,9 @@ class pygraph:
         return [(n + before + after - (k - 1) * d - 1) // s + 1 for n, k, before, after, s, d in sizes]
 
     def _compute(self, plan: _Plan, raws: dict[int, np.ndarray]) -> None:
-        if self._name == "batchnorm":
-            views = [t.view(raws[t.uid]) for t in (*self._operands, *self._outs)]
-            total = batch_norm.compute(views[:7], views[8:])
-            return self._finish(total, raws, plan)
+        if self._name in norms.KINDS:
+            views = [[t.view(raws[t.uid]) for t in tensors] for tensors in (self._operands, self._outs[1:])]
+            return self._finish(norms.compute(self._name, *views), raws, plan)
         note = numerical_note
         rough = plan.note is note.TENSOR_CORE and self._operands[0].kind is data_type.FLOAT
         change: Callable[[np.ndarray], np.ndarray] = _tf32 if rough else lambda a: a

@@ -1,4 +1,4 @@
-"""cuDNN's graphs: of one convolution, with its bias and ReLU where cuDNN fuses them, and of one batch norm.
+"""cuDNN's graphs: of one convolution, with its bias and ReLU where cuDNN fuses them, and of one norm.
 
 Of arrays cuDNN gets addresses, extents and strides; that memory is channels-last it learns from the strides alone. What
 it does not take, or should not be trusted with, is left to the kernels of our own.
@@ -46,7 +46,7 @@ _TRIAL = Geometry.of(1, (8, 8), (8, 8), (LocalWindow(1),) * 2, 1, 8, 8)
 
 
 class Graphs(Plans):
-    """Plans of convolutions and batch norms on one device and stream; parameters as of `Plans`."""
+    """Plans of convolutions and norms on one device and stream; parameters as of `Plans`."""
 
     def __init__(
         self, engine: CupyDevice, cudnn: Any, tf32: bool, autotune: bool, workspace: int, properties: Any = None
@@ -115,11 +115,34 @@ class Graphs(Plans):
         ours: Callable[[], None],
     ) -> bool:
         """Compute a batch norm that has a `norm_plan`, whose arguments ``key`` holds; False where ``ours`` did."""
-        values = self._values.setdefault(eps, np.array([eps, 1], np.float32))
-        at = values.ctypes.data
-        return self.run(
-            ("norm", *key), _addresses(arrays), ours, {UIDS["eps"]: at, UIDS["momentum"]: at + values.itemsize}
-        )
+        return self.run(("norm", *key), _addresses(arrays), ours, self._single({"eps": eps, "momentum": 1.0}))
+
+    def sample_norm_plan(self, shape: tuple[int, ...], dtype: str) -> Plan | None:
+        """The plan of an instance or layer norm of x, of (rows, positions, groups, channels of a group), or None where our kernels compute
+        it: group norms, too, which cuDNN does not have."""
+        key = ("sample norm", shape, dtype)
+        if key in self._plans:
+            return self._plans[key]
+        _, positions, groups, width = shape
+        if dtype not in TYPES or not 0 < prod(shape) <= MOST_ELEMENTS or (width > 1 and positions * groups > 1):
+            return self._keep(key, None)
+        found = self._planned(key, dtype, lambda: self._sample_norm_graph(shape, dtype), MOST_NORMS_TIMED)
+        return self._keep(key, found)
+
+    def sample_norm(
+        self,
+        key: tuple[tuple[int, ...], str],
+        arrays: Mapping[str, Array | None],
+        eps: float,
+        ours: Callable[[], None],
+    ) -> bool:
+        """As `norm`, of a `sample_norm_plan`."""
+        return self.run(("sample norm", *key), _addresses(arrays), ours, self._single({"eps": eps}))
+
+    def _single(self, values: Mapping[str, float]) -> dict[int, int]:
+        """Where single values lie on the host, by the numbers of their tensors."""
+        kept = (self._values.setdefault(value, np.array(value, np.float32)) for value in values.values())
+        return {UIDS[name]: value.ctypes.data for name, value in zip(values, kept, strict=True)}
 
     def _graph(self, what: str, g: Geometry, dtype: str, bias: bool, relu: bool) -> Any:
         graph = self._begin(dtype)
@@ -160,11 +183,9 @@ class Graphs(Plans):
         vector = (1, channels, *(1 for _ in x[2:]))
         names = {"scale": "scale", "bias": "b", "in_running_mean": "old_mean", "in_running_var": "old_var"}
         vectors = {arg: self._tensor(graph, name, vector, "float32") for arg, name in names.items()}
-        values = {
-            arg: self._tensor(graph, name, (1,) * len(x), "float32", is_pass_by_value=True)
-            for arg, name in (("epsilon", "eps"), ("momentum", "momentum"))
-        }
-        out, *found = graph.batchnorm(input=self._tensor(graph, "x", x, dtype), **vectors, **values)
+        eps, momentum = (self._single_tensor(graph, name, len(x)) for name in ("eps", "momentum"))
+        given = self._tensor(graph, "x", x, dtype)
+        out, *found = graph.batchnorm(input=given, **vectors, epsilon=eps, momentum=momentum)
         if residual:
             out = graph.add(a=out, b=self._tensor(graph, "residual", x, dtype))
         if relu:
@@ -174,9 +195,29 @@ class Graphs(Plans):
             self._result(statistic, name, vector, "float32")
         return graph
 
+    def _sample_norm_graph(self, shape: tuple[int, ...], dtype: str) -> Any:
+        graph, (rows, positions, groups, width) = self._begin(dtype), shape
+        x, vector = (rows, groups * width, 1, positions), (1, groups * width, 1, 1)
+        norm = graph.instancenorm if width == 1 else graph.layernorm
+        out, *found = norm(
+            norm_forward_phase=self._cudnn.norm_forward_phase.TRAINING,  # which gives the statistics
+            input=self._tensor(graph, "x", x, dtype),
+            scale=self._tensor(graph, "scale", vector, "float32"),
+            bias=self._tensor(graph, "b", vector, "float32"),
+            epsilon=self._single_tensor(graph, "eps", len(x)),
+        )
+        self._result(out, "y", x, dtype)
+        for statistic, name in zip(found, ("mean", "invstd"), strict=True):
+            self._result(statistic, name, (rows, groups, 1, 1), "float32")
+        return graph
+
     def _tensor(self, graph: Any, name: str, shape: Sequence[int], dtype: str, **others: Any) -> Any:
         kind = getattr(self._cudnn.data_type, TYPES[dtype])
         return graph.tensor(dim=list(shape), stride=strides(shape), data_type=kind, uid=UIDS[name], **others)
+
+    def _single_tensor(self, graph: Any, name: str, dims: int) -> Any:
+        """A value on the host."""
+        return self._tensor(graph, name, (1,) * dims, "float32", is_pass_by_value=True)
 
     def _result(self, tensor: Any, name: str, shape: Sequence[int], dtype: str) -> None:
         tensor.set_output(True).set_data_type(getattr(self._cudnn.data_type, TYPES[dtype])).set_uid(UIDS[name])

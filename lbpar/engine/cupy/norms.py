@@ -79,20 +79,28 @@ class Norms(Products):
         if scale is None or bias is None or rows != count or self.graphs is None or not self.graphs.norm_plan(*key):
             ours()
             return made
-        y, found, rest = self._like(x), self.empty((2, channels), F32), self.empty((2, channels), F32)
+        y = self._like(x)
+        mean, invstd, *rest = (self.empty((channels,), F32) for _ in range(4))
         scale, bias = (self._as(a, F32) for a in (scale, bias))
         arrays = {
-            "x": self._dense(x), "y": y, "scale": scale, "b": bias, "mean": found[0], "invstd": found[1],
+            "x": self._dense(x), "y": y, "scale": scale, "b": bias, "mean": mean, "invstd": invstd,
             # Running statistics are lbpar's own affair: of these, weighed with 0, nothing is left in what becomes of them.
             "old_mean": scale, "old_var": scale, "new_mean": rest[0], "new_var": rest[1],
             "residual": None if residual is None else self._dense(residual),
         }  # fmt: skip
         if not self.graphs.norm(key, arrays, eps, ours):
             return made
-        sums, moments = self.empty((4, channels), F64), self.empty((3, channels), F64)
-        args = (sums, moments, found, self._as(shift, F64), float(count), float(eps), channels)
-        self._norm("norm_found", (self.kernels.blocks(channels),), *args)
-        return sums, moments, y
+        sums = self.empty((4, channels), F64)
+        return sums, self._found(sums, mean, invstd, self._as(shift, F64), count, eps), y
+
+    def _found(
+        self, sums: Array | None, mean: Array, invstd: Array, shift: Array | None, count: float, eps: float
+    ) -> Float64Array:
+        """Moments from statistics that cuDNN has found, and sums, where they are wanted, about a shift."""
+        moments = self.empty((3, mean.size), F64)
+        args = (sums, moments, mean, invstd, shift, float(count), float(eps), mean.size)
+        self._norm("norm_found", (self.kernels.blocks(mean.size),), *args)
+        return moments
 
     def norm_inference(
         self, x: Array, mean: Array, var: Array, scale: Array | None, bias: Array | None, eps: float

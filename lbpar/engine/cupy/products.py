@@ -35,7 +35,7 @@ class Products(Pointwise):
     tf32 : bool
         Multiply float32 in TF32, whose products have 11 bits; sums are float32.
     graphs : Graphs or None
-        cuDNN's convolutions and batch norms, where they are used.
+        cuDNN's convolutions and norms, where they are used.
     blas : Blas or None
         cuBLAS, where it is used.
     """
