@@ -76,19 +76,19 @@ def chosen_plan(config: RunConfig, graph: Graph, batch: int, procs: int, machine
         samples, places = check_stages(parallel, batch, procs)
         best = best_stages(settings, parallel, procs) if places > 1 else None
         if best is not None:
-            return best.priced.plan
+            return complete(best.priced.plan, graph)
         asked: dict[str, Any] = {"layers": parallel.layers, "recompute": parallel.recompute}
         choice = choose_plan(graph, samples, procs // places, machine, memory_limit=limit, **asked, **known)
         plan = staged(choice.plan, parallel, graph, samples, machine, dtype)
         if plan.pipeline is None:
-            return choice.plan
+            return complete(choice.plan, graph)
     else:
         plan = resolve_plan(parallel, graph, batch, procs)
     if limit is not None or parallel.recompute == "auto":
         may = recomputed(parallel.recompute, graph) is None
         plan = fitted(settings, parallel.strategy, plan, machine.memory if limit is None else limit, may).plan
     plan.check(graph, batch)
-    return plan
+    return complete(plan, graph)
 
 
 def staged(
@@ -162,7 +162,12 @@ def resolve_plan(parallel: ParallelConfig, graph: Graph, batch: int, procs: int)
     again = recomputed(parallel.recompute, graph)
     plan = plan if again is None else replace(plan, recompute=again)
     plan.check(graph, batch)
-    return plan
+    return complete(plan, graph)
+
+
+def complete(plan: Plan, graph: Graph) -> Plan:
+    """The same plan with an entry for every layer: in a file, layers that are not named split their samples."""
+    return replace(plan, ops={n.name: plan[n.name] for n in graph.ops})
 
 
 def plan_from_file(file: PlanFile, graph: Graph, batch: int, procs: int, where: str = "plan file") -> Plan:

@@ -10,8 +10,6 @@ from contextlib import suppress
 from math import prod
 from pathlib import Path
 
-import numpy as np
-
 from lbpar.engine.base import Engine
 from lbpar.errors import EngineError
 from lbpar.program.steps import Program
@@ -32,20 +30,21 @@ def node_memory() -> int:
     return min(limits)
 
 
-def check_room(program: Program, dtype: str) -> None:
-    """Raise EngineError if one process alone would need more memory than its node has."""
-    room, item = node_memory(), np.dtype(dtype).itemsize
+def check_room(program: Program, engine: Engine) -> None:
+    """Raise EngineError if one process alone would need more memory than its node, or its GPU, has."""
+    room, item = engine.capacity or node_memory(), engine.dtype.itemsize
     if 3 * sum(prod(b.layout.local_shape(0)) * item for b in program.buffers.values()) < room:
         return  # however long each array lived, and were it packed and received, too
     from lbpar.cost.memory import memory
 
-    found = memory(program, dtype, "sgd")
+    halves = engine.activations.itemsize == 2
+    found = memory(program, engine.activations.name, "sgd", halves=halves, copies=engine.volume_copies)
     needed = found.peak - found.reading - found.overhead
     if needed > room:
         name, size = next(iter(found.largest.items()))
         raise EngineError(
             f"memory: one process needs at least {human_bytes(needed)} (the largest array is {name} with {human_bytes(size)}), but "
-            f"there are {human_bytes(room)} on this node; use more processes and split larger layers, a smaller batch, or a smaller network."
+            f"there are {human_bytes(room)} on this {'GPU' if engine.capacity else 'node'}; use more processes and split larger layers, a smaller batch, or a smaller network."
         )
 
 

@@ -117,7 +117,7 @@ class Worker:
             other = self._executors.get((samples, mode, 0))
             program = self.program(samples, mode) if other is None else other.program
             if not self.state:
-                check_room(program, self.engine.dtype.name)
+                check_room(program, self.engine)
                 self.layouts = dict(program.params)
                 rank, dtype = self.transport.rank, self.engine.dtype
                 initial = initial_state(self.params, self.layouts, rank, self.seed, dtype, self.weights)

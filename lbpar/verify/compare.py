@@ -219,7 +219,7 @@ class Reference:
         # Every kernel on its own: fused ones are among what is checked.
         pipeline = Pipeline(micro_batches=update.micro_batches) if update.micro_batches > 1 else None
         programs = update.programs(Plan(Grid(), pipeline=pipeline), fused=False)
-        check_room(programs[-1], engine.dtype.name)
+        check_room(programs[-1], engine)
         executors = update.executors(programs, engine, SingleTransport())
         (with_old_weights if update.ages else run_all)(update, executors)
         executor = executors[-1]

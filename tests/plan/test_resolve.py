@@ -49,6 +49,17 @@ def test_a_saved_plan_comes_back(graph, tmp_path):
     assert changed.ways("conv1") == plan.ways("conv1")
 
 
+def test_a_saved_plan_that_splits_nothing_comes_back(graph, tmp_path):
+    plan = resolve_plan(parallel(strategy="data", layers={n.name: {} for n in graph.ops}), graph, 8, 4)
+    assert plan.ops and not any(plan.ops.values())
+    save_plan(plan, tmp_path / "plan.yaml", model="network", batch=8)
+    assert resolve_plan(parallel(strategy=str(tmp_path / "plan.yaml")), graph, 8, 4) == plan
+    mixed = resolve_plan(parallel(strategy="data", layers={"conv1": {}}), graph, 8, 4)
+    save_plan(mixed, tmp_path / "mixed.yaml", model="network", batch=8)
+    again = resolve_plan(parallel(strategy=str(tmp_path / "mixed.yaml")), graph, 8, 4)
+    assert again == mixed and not again.ways("conv1") and again.ways("fc")
+
+
 @pytest.mark.parametrize(
     ("file", "procs", "message"),
     [

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from lbpar.engine.half import NumpyHalves
+from lbpar.engine.numpy_engine import NumpyEngine
 from lbpar.errors import EngineError
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
@@ -20,12 +22,35 @@ from lbpar.runtime import room
 
 def test_a_program_larger_than_the_node_is_refused_with_its_largest_array(monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower(build_model("lenet").with_loss(CrossEntropy()), Plan(Grid(), {}), 64)
-    room.check_room(program, "float32")
+    engine = NumpyEngine("float32")
+    room.check_room(program, engine)
     monkeypatch.setattr(room, "node_memory", lambda: 1 << 20)
     with pytest.raises(
         EngineError, match=r"at least 4\.31 MB \(the largest array is relu1:y with 1\.2 MB\), but there are 1\.05 MB"
     ):
-        room.check_room(program, "float32")
+        room.check_room(program, engine)
+
+
+def test_of_an_engine_with_memory_of_its_own_the_node_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, engine = (
+        lower(build_model("lenet").with_loss(CrossEntropy()), Plan(Grid(), {}), 64),
+        NumpyEngine("float32"),
+    )
+    monkeypatch.setattr(room, "node_memory", lambda: 1 << 20)
+    engine.capacity = 1 << 30
+    room.check_room(program, engine)
+    engine.capacity = 1 << 21
+    with pytest.raises(EngineError, match=r"at least 4\.31 MB .* but there are 2\.1 MB on this GPU"):
+        room.check_room(program, engine)
+
+
+def test_half_types_take_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ml_dtypes")
+    program = lower(build_model("lenet").with_loss(CrossEntropy()), Plan(Grid(), {}), 64)
+    monkeypatch.setattr(room, "node_memory", lambda: 3_500_000)
+    room.check_room(program, NumpyHalves("bfloat16"))
+    with pytest.raises(EngineError, match="on this node"):
+        room.check_room(program, NumpyEngine("float32"))
 
 
 def test_a_limit_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
