@@ -70,6 +70,9 @@ class Engine(Rules):
     """
 
     name: ClassVar[str] = "?"
+    libraries: tuple[str, ...] = ()
+    """Libraries of a device that take part of the work, where they are there."""
+
     accelerated: ClassVar[frozenset[str]] = frozenset()
     """Names of the element types that this engine's own kernels take; others run through its fallback."""
 

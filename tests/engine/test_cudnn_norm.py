@@ -89,13 +89,6 @@ def test_our_kernels_take_what_cudnn_does_not(machine: Machine, shape: tuple[int
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_float64_is_left_to_our_kernels(machine: Machine) -> None:
-    x = drawn((6, 8)).astype(float)
-    got, want = norm(OnHost(get_engine("cupy", "float64", cudnn=True)), x), norm(NumpyEngine("float64"), x)
-    assert not ran()
-    np.testing.assert_allclose(got[1], want[1], rtol=1e-12)
-
-
 def test_what_is_not_aligned_is_left_to_our_kernels(machine: Machine) -> None:
     device: Any = get_engine("cupy", "float32", cudnn=True)
     x = device.from_host(drawn((129,)))[1:].reshape(16, 8)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 import sys
 from inspect import getclosurevars
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,56 @@ def test_a_device_that_another_process_has_for_itself(machine: Machine, monkeypa
         get_engine("cupy")
 
 
+@pytest.mark.parametrize(
+    ("capability", "runtime", "refused"), [((7, 0), 13000, True), ((7, 5), 13010, False), ((7, 0), 12090, False)]
+)
+def test_a_gpu_that_cuda_13_compiles_nothing_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runtime: int, refused: bool
+) -> None:
+    machine.capability = capability
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "runtimeGetVersion", lambda: runtime)
+    if refused:
+        with pytest.raises(
+            EngineError, match=r"Pretended \(sm_70\) is older than Turing \(sm_75\).*pip install 'lbpar\[cuda12\]'"
+        ):
+            library.load()
+    else:
+        library.load()
+
+
+@pytest.mark.parametrize("variable", ["CUPY_CACHE_DIR", "HOME"])
+def test_kernels_are_kept_in_memory_where_no_folder_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    """CuPy makes its folder as it is loaded."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "0")
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
+    (tmp_path / "cupy.py").write_text(
+        "import os\n"
+        "__version__ = '14.0'\n"
+        "folder = os.environ.get('CUPY_CACHE_DIR') or os.path.expanduser('~/.cupy/kernel_cache')\n"
+        "os.makedirs(folder, exist_ok=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    before = os.environ.get("CUPY_CACHE_DIR")
+    assert not Path(library._import().folder).exists()
+    assert os.environ["CUPY_CACHE_IN_MEMORY"] == "1" and os.environ.get("CUPY_CACHE_DIR") == before
+    assert "they cannot be kept" in caplog.text
+    monkeypatch.delitem(sys.modules, "cupy")
+
+
+def test_a_disk_without_room_for_what_is_compiled_is_said(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fake_cupy, "RawModule", full)
+    with pytest.raises(EngineError, match=r"cannot be kept: .*No space left on device\. Set CUPY_CACHE_DIR"):
+        device.relu_forward(device.zeros((3,)))
+
+
 def test_an_old_cupy_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_cupy, "__version__", "13.6.0")
     with pytest.raises(EngineError, match=r"CuPy 13\.6\.0 is installed, expected 14 or newer"):
@@ -93,6 +145,17 @@ def test_kernels_that_do_not_compile_are_named_with_the_compilers_words(
         EngineError, match=r"kernels of pointwise\.cu cannot be compiled.*headers not found.*cupy-cuda13x\[ctk\]"
     ):
         device.relu_forward(device.zeros((3,)))
+
+
+def test_cudnn_is_neither_looked_for_nor_insisted_on_in_float64(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    get_engine("cupy", "float64")
+    assert "cuDNN" not in caplog.text
+    get_engine("cupy", "float32")
+    assert "because cuDNN cannot be used" in caplog.text
+    with pytest.raises(ConfigError, match=r"engine\.cudnn: true .* engine\.dtype is float64"):
+        get_engine("cupy", "float64", cudnn=True)
 
 
 def test_what_other_engines_lack_is_refused() -> None:

@@ -100,5 +100,5 @@ def cublas_of(engine: CupyDevice, tf32: bool, architecture: int) -> Blas | None:
     try:
         return Blas(engine, load_cublas(), tf32, architecture)
     except (ImportError, OSError, RuntimeError) as error:
-        log.info("engine: lbpar's own kernels multiply matrices, because cuBLAS cannot be used (%s)", error)
+        log.warning("engine: lbpar's own kernels multiply matrices, because cuBLAS cannot be used (%s)", error)
         return None

@@ -70,7 +70,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
         self._device = self.cupy.cuda.Device()
         self.tf32, self._autotune, self.captures = tf32, autotune, graphs
         self._card = replace(self._card, workspace=workspace)
-        module = load_cudnn(cudnn)
+        module = load_cudnn(cudnn if self.dtype != np.float64 else False)  # of which it has nothing
         if module is not None:
             missing: tuple[type[Exception], ...] = (ImportError, AttributeError, *refusals(module))
             try:
@@ -81,6 +81,7 @@ class CupyEngine(Updates, ThroughHost, Engine):
         # What it takes for itself would be taken anew in each step that is recorded.
         if cudnn is not False and not graphs:
             self.blas = cublas_of(self, tf32, self._card.architecture)
+        self.libraries = tuple(n for n, used in (("cuDNN", self.graphs), ("cuBLAS", self.blas)) if used is not None)
         if compute is not None:
             self.activations = half(compute)
 

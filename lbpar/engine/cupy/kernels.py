@@ -79,6 +79,11 @@ class Kernels:
                 module = self._cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=names)
                 for n in names:
                     self._functions[file, n] = module.get_function(n)
+            except OSError as error:
+                raise EngineError(
+                    f"engine.name: cupy: the kernels of {file} cannot be kept: {error}. Set CUPY_CACHE_DIR to a folder on a file system with room, or "
+                    "CUPY_CACHE_IN_MEMORY=1."
+                ) from error
             except Exception as error:
                 raise EngineError(
                     f"engine.name: cupy: the kernels of {file} cannot be compiled or loaded: {str(error).strip()[-2000:]}. Where libnvrtc or "

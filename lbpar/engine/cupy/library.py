@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import platform
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from lbpar.errors import EngineError
@@ -12,10 +16,17 @@ from lbpar.threads import local_rank
 
 log = logging.getLogger(__name__)
 
+CACHE = "CUPY_CACHE_DIR"
+
 OLDEST = 14
 """First CuPy that has arrays of bfloat16 and runs CUDA 12 and 13."""
 
-_INSTALL = "pip install 'lbpar[cuda13]', or 'lbpar[cuda12]' where nvidia-smi shows CUDA 12"
+TURING, CUDA_13 = 75, 13000
+"""Oldest GPUs, by ten times their compute capability, that CUDA 13 compiles for."""
+
+_INSTALL = (
+    "pip install 'lbpar[cuda13]', or 'lbpar[cuda12]' where nvidia-smi shows CUDA 12 or the GPU is older than Turing"
+)
 _ELSE = "or choose engine.name: onednn or numpy"
 
 
@@ -25,11 +36,10 @@ def load() -> Any:
     Raises
     ------
     EngineError
-        CuPy, its driver or a device is missing.
+        CuPy, its driver or a device is missing, or the device is too old for CuPy's CUDA.
     """
     try:
-        import cupy
-
+        cupy = _import()
         version = int(cupy.__version__.split(".")[0])
     except Exception as error:
         # What is left of an old one, or does not go with NumPy's version, fails in ways of its own.
@@ -47,7 +57,38 @@ def load() -> Any:
         cupy.cuda.Device(local_rank() % found).use()  # fails where another process has it for itself
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise EngineError(_silent(str(error))) from error
+    if cupy.cuda.runtime.runtimeGetVersion() >= CUDA_13 and int(cupy.cuda.Device().compute_capability) < TURING:
+        raise EngineError(
+            f"engine.name: cupy: {device_name(cupy)} is older than Turing (sm_{TURING}), for which CUDA 13 compiles nothing: pip uninstall "
+            f"cupy-cuda13x, pip install 'lbpar[cuda12]', {_ELSE}."
+        )
     return cupy
+
+
+def _import() -> Any:
+    """CuPy, which keeps what it compiles in memory where its folder cannot be written: it makes one as it is loaded, and would fail."""
+    if "cupy" in sys.modules:
+        return importlib.import_module("cupy")
+    given = os.environ.get(CACHE)
+    try:
+        folder = Path(given) if given else Path.home() / ".cupy" / "kernel_cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+        log.warning(
+            "engine: kernels are compiled anew in each run, since they cannot be kept (%s): set %s to a folder that can be written",
+            error,
+            CACHE,
+        )
+        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+        with TemporaryDirectory() as there:
+            os.environ[CACHE] = there
+            try:
+                return importlib.import_module("cupy")
+            finally:
+                os.environ.pop(CACHE) if given is None else os.environ.update({CACHE: given})
+    return importlib.import_module("cupy")
 
 
 def load_cudnn(wanted: bool | str) -> Any:
@@ -77,7 +118,11 @@ def without_cudnn(wanted: bool | str, error: Exception) -> None:
             f"engine.cudnn: true needs cuDNN and the package nvidia-cudnn-frontend, which cannot be used ({error}): {_INSTALL}, "
             "or choose engine: {cudnn: false}, which leaves convolutions to lbpar's own kernels."
         ) from error
-    log.info("engine: lbpar's own kernels convolve, because cuDNN cannot be used (%s)", error)
+    log.warning(
+        "engine: lbpar's own kernels convolve, because cuDNN cannot be used (%s): %s, or say so by cudnn: false",
+        error,
+        _INSTALL,
+    )
 
 
 def _silent(error: str) -> str:
