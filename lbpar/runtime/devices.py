@@ -52,12 +52,18 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
         return found
 
     way, why = choice(config.transport, facts, aware)
-    if transport.rank == 0:
-        log.info("transport: %s (%s)", way, why)
     if way == "nccl":
         moved = NcclTransport(transport)
-        moved.connect()
-        return moved
+        try:
+            moved.connect()
+        except CommError as error:  # of all ranks alike
+            if config.transport == "nccl":
+                raise
+            way, why = _without_nccl(str(error).removesuffix("."), aware)
+        else:
+            log.info("transport: nccl (%s)", why)
+            return moved
+    log.info("transport: %s (%s)", way, why)
     return CudaMpiTransport(transport, found.nonblocking) if way == "mpi" and found else transport
 
 
@@ -102,8 +108,20 @@ def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> t
         )
     if not all(fact["place"] for fact in facts):
         return "host", why
-    found_out = aware()
-    return "mpi" if found_out.aware else "host", f"{why}; {found_out.why}"
+    if shared:  # which was said
+        return _second_best(why, aware)
+    return _without_nccl(why, aware)
+
+
+def _without_nccl(why: str, aware: Callable[[], Found]) -> tuple[str, str]:
+    way, why = _second_best(why, aware)
+    log.warning("transport: %s, because NCCL cannot be used (%s)", way, why)
+    return way, why
+
+
+def _second_best(why: str, aware: Callable[[], Found]) -> tuple[str, str]:
+    found = aware()
+    return "mpi" if found.aware else "host", f"{why}; {found.why}"
 
 
 def _facts() -> Facts:
@@ -116,5 +134,5 @@ def _facts() -> Facts:
     try:
         load_nccl()
     except LbparError as error:
-        return {"place": place, "missing": str(error)}
+        return {"place": place, "missing": str(error).removesuffix(".")}
     return {"place": place, "missing": ""}

@@ -59,12 +59,26 @@ class NcclTransport(Transport, Holder):
         self._world: Any = None
 
     def connect(self) -> None:
-        """Connect the ranks, whose current devices must differ. Collective over all ranks."""
-        self._nccl = load_nccl()
-        with self._errors("connecting all ranks"):
-            unique = self.control.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
-            with self._waiting("all ranks to connect"):
-                self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+        """Connect the ranks, whose current devices must differ. Collective over all ranks; where one cannot, all raise."""
+        self._nccl, unique, failed = load_nccl(), None, ""
+        try:
+            with self._errors("connecting all ranks"):
+                unique = self._nccl.get_unique_id() if self.rank == 0 else None
+        except CommError as error:
+            failed = str(error)
+        unique = self.control.bcast(unique)
+        try:
+            if unique is not None:
+                with self._errors("connecting all ranks"), self._waiting("all ranks to connect"):
+                    self._world = self._nccl.NcclCommunicator(self.size, unique, self.rank)
+        except CommError as error:
+            failed = str(error)
+        failures = [(rank, text) for rank, text in enumerate(self.control.allgather_obj(failed)) if text]
+        if failures:
+            if self._world is not None:  # of which some are missing
+                self._world.abort()
+                self._world = None
+            raise CommError("on rank {}, {}".format(*failures[0]))
         hold(self)
 
     def attach(self, device: Device) -> None:
@@ -204,8 +218,8 @@ class NcclTransport(Transport, Holder):
             yield
         except self._nccl.NcclError as e:
             raise CommError(
-                f"rank {self.rank}: {what}: NCCL reports {e}. Each rank needs a device of its own, and NCCL a network that it can use; "
-                "NCCL_DEBUG=WARN says more, and transport: host goes without NCCL."
+                f"{what}: NCCL reports {e}. Each rank needs a device of its own, and NCCL a network that it can use; NCCL_DEBUG=WARN says "
+                "more, and engine.transport: host goes without NCCL."
             ) from e
 
 
@@ -264,8 +278,7 @@ def load_nccl() -> Any:
     except ImportError as error:
         reason = str(error)
     raise CommError(
-        f"transport: nccl: NCCL cannot be used ({reason}): pip install 'lbpar[cuda13]' or 'lbpar[cuda12]', which bring it, or choose transport: "
-        "host."
+        f"NCCL cannot be loaded ({reason}): pip install 'lbpar[cuda13]' or 'lbpar[cuda12]', which bring it, or choose engine.transport: host."
     )
 
 

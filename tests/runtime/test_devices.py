@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,6 +185,39 @@ def test_ranks_take_the_devices_of_their_node_in_turn(monkeypatch: pytest.Monkey
         assert kind(variable, ["0", "1"]) == [NcclTransport] * 2
         assert NcclTransport not in kind(variable, ["0", "2"])  # which is device 0 once more
         monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("call", ["get_unique_id", "NcclCommunicator"])
+def test_where_nccl_cannot_connect_all_ranks_go_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: int, call: str
+) -> None:
+    fake_cupy.install(monkeypatch, devices=2)
+    monkeypatch.setattr(devices, "cuda_aware", no)
+    monkeypatch.setattr(devices, "_facts", lambda: {"place": f"a {local()}", "missing": ""})
+    nccl, aborted = fake_cupy.nccl, list[int]()
+
+    def local() -> int:
+        return int(threading.current_thread().name.removeprefix("rank "))
+
+    def call_of_nccl(*args: Any) -> Any:
+        if local() == (0 if call == "get_unique_id" else failing):
+            raise nccl.NcclError("NCCL_ERROR_SYSTEM_ERROR")
+        return SimpleNamespace(abort=lambda: aborted.append(local()))
+
+    monkeypatch.setattr(nccl, call, call_of_nccl)
+    if call == "get_unique_id":
+        monkeypatch.setattr(nccl, "NcclCommunicator", never)
+
+    def kinds(wanted: Any) -> list[str]:
+        return VirtualWorld(Grid((2,))).run(lambda t: over_devices(t, EngineConfig(name="cupy", transport=wanted)).name)
+
+    assert kinds("auto") == ["virtual"] * 2
+    said = f"on rank {0 if call == 'get_unique_id' else failing}, connecting all ranks: NCCL reports NCCL_ERROR_SYSTEM_ERROR"
+    assert "transport: host, because NCCL cannot be used (" + said in caplog.text
+    assert aborted == ([] if call == "get_unique_id" else [1 - failing])
+    with pytest.raises(CommError, match=said):
+        kinds("nccl")
 
 
 def test_other_engines_keep_their_transport() -> None:
