@@ -92,8 +92,7 @@ def _volumes() -> Graph:
 def _small_blocks() -> Graph:
     """Kernels longer than what they run over, strides and dilations that leave out some of it, patches."""
     g = GraphBuilder(input=(4, 6, 3, 16), name="small blocks")
-    x = g.relu(g.norm(g.conv(g.input, 16, 3, pad=1)))
-    x = g.relu(g.add([g.norm(g.conv(x, 16, 1)), x]))
+    x = g.relu(g.add([g.norm(g.conv(g.input, 16, 3, pad=1)), g.input]))
     x = g.relu(g.norm(g.conv(x, 24, (7, 5, 3), stride=(2, 1, 2), pad=[3, 2, 1])))
     x = g.relu(g.norm(g.conv(x, 16, 3, pad=2, dilation=2)))
     x = g.layer_norm(g.conv(x, 48, (5, 3, 3), pad=[2, 1, 1]))

@@ -64,7 +64,7 @@ def test_random_plans_with_cudnn_and_cublas(monkeypatch: pytest.MonkeyPatch, nam
     assert max(exact.beside(ours).values()) <= TOLERANCES["float32"]
     machine.scheduler.seed(6)
     assert verify_virtual(ours, random_plan(graph, 5, 6, Random(name))).worst <= TOLERANCES["float32"]
-    assert {ran for ran, _ in fake_cudnn.executed} == {"fprop", "dgrad", "wgrad"}
+    assert {ran for ran, _ in fake_cudnn.executed} >= {"fprop", "dgrad", "wgrad"}
 
 
 @pytest.mark.parametrize("dtype", HALVES)
