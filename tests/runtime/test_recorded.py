@@ -155,7 +155,7 @@ def test_reading_on_the_host_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(EngineError, match="CUDA cannot record it .*CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
         engine.capture(lambda: (passed_over(), engine.relu_forward(x)))
     engine.stream.begin_capture()
-    for ask in (engine.stream.synchronize, engine.record, lambda: engine.stream.done):
+    for ask in (engine.stream.synchronize, lambda: engine.record().synchronize(), lambda: engine.stream.done):
         with pytest.raises(CUDARuntimeError, match="StreamCapture"):
             ask()
     with pytest.raises(CUDARuntimeError, match="Invalidated"):

@@ -46,7 +46,8 @@ class PooledMemory:
         queue = (
             stream.queue if mine else stream.always
         )  # memory from before a capture is let go now, and not in each launch
-        queue.put(lambda: block.clear(used))
+        # What a recording leaves behind others that are launched meanwhile may write over, farther than it did.
+        queue.put((lambda: block.clear(used)) if mine or self._recording is None else (lambda: poison(block.data)))
         self._pool.returned.append((block, stream))
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import ml_dtypes
 import numpy as np
 
+from tests.util.fake_cupy.captures import Enter
 from tests.util.fake_cupy.machine import machine
 from tests.util.fake_cupy.runtime import _span
 from tests.util.fake_cupy.streams import stream_at
@@ -47,10 +50,11 @@ class _World:
     def __init__(self) -> None:
         self.ranks: dict[int, NcclCommunicator] = {}
         self.calls: dict[int, tuple[tuple[Any, ...], Task, dict[int, Any]]] = {}
-        self.pairs: dict[tuple[int, int, int], tuple[Task, dict[str, Any]]] = {}
+        self.pairs: dict[tuple[int, int, int], tuple[Task, bool, dict[str, Any]]] = {}
         self.children: dict[tuple[int, int], _World] = {}
         self.splits: dict[int, int] = {}
         self.aborted = False
+        self.last: dict[int, list[Task]] = {}  # what each rank was given last, in this or in any part of it
 
 
 _worlds: dict[bytes, _World] = {}
@@ -69,12 +73,14 @@ class NcclCommunicator:
     def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
         machine().check()
         assert isinstance(commId, bytes) and len(commId) == 128
-        self._join(_worlds.setdefault(commId, _World()), ndev, rank)
+        world = _worlds.setdefault(commId, _World())
+        self._join(world, ndev, rank, world.last)
         machine().scheduler.others(lambda: len(self._world.ranks) == ndev)
 
-    def _join(self, world: _World, size: int | None, rank: int) -> NcclCommunicator:
+    def _join(self, world: _World, size: int | None, rank: int, last: dict[int, list[Task]]) -> NcclCommunicator:
         assert rank not in world.ranks, "one rank twice"
-        self._world, self._ndev, self._key = world, size, rank
+        self._world, self._ndev, self._key, self._last = world, size, rank, last
+        self.graphs = WeakSet[Any]()
         self._order, self._splits, self._sequence = 0, 0, dict[tuple[int, int], int]()
         world.ranks[rank] = self
         return self
@@ -93,7 +99,7 @@ class NcclCommunicator:
         number, splits = self._splits, self._world.splits
         child = self._world.children.setdefault((number, color), _World())
         self._splits, splits[number] = number + 1, splits.get(number, 0) + 1
-        made = NcclCommunicator.__new__(NcclCommunicator)._join(child, None, key)
+        made = NcclCommunicator.__new__(NcclCommunicator)._join(child, None, key, self._last)
         machine().scheduler.others(lambda: splits[number] == self._size)
         return made
 
@@ -111,6 +117,7 @@ class NcclCommunicator:
         self._world.aborted = True
 
     def destroy(self) -> None:
+        assert not self.graphs, "NCCL would hang: there are graphs with calls of the communicator"
         self._world.ranks.pop(self._key, None) if self._ndev else None
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
@@ -173,24 +180,28 @@ class NcclCommunicator:
     def _collective(
         self, what: tuple[Any, ...], mine: Any, work: Callable[[dict[int, Any]], None], stream: int
     ) -> None:
-        def put() -> None:
+        recorded = stream_at(stream).recording is not None
+
+        def enter(after: list[Task]) -> list[Task]:
             self.check_async_error()
-            order, queue = self._order, stream_at(stream).queue
+            order, called = self._order, (*what, recorded)
             self._order += 1
             if order not in self._world.calls:
                 members: dict[int, Any] = {}
                 task = machine().scheduler.add(lambda: work(members), [], self._size)
-                self._world.calls[order] = what, task, members
+                self._world.calls[order] = called, task, members
             first, task, members = self._world.calls[order]
-            assert first == what, f"NCCL would hang: operation {order} is {first} on one rank and {what} on another"
+            assert first == called, f"NCCL would hang: operation {order} is {first} on one rank and {called} on another"
             members[self._key] = mine
-            task.missing -= 1
-            queue.meet(task)
+            return self._entered([task], after)
 
-        _grouped(put)
+        put = partial(_put, self, enter, stream)
+        _local.queued.append(put) if _depth() else put()
 
     def _pair(self, end: str, pair: tuple[int, int], array: np.ndarray, stream: int) -> None:
-        def put() -> Task:
+        recorded = stream_at(stream).recording is not None
+
+        def enter() -> Task:
             self.check_async_error()
             key = (*pair, self._sequence.get((*pair, end == "send"), 0))  # type: ignore[arg-type]
             self._sequence[*pair, end == "send"] = key[2] + 1  # type: ignore[index]
@@ -201,25 +212,40 @@ class NcclCommunicator:
                     assert ends["send"].shape == ends["recv"].shape, f"NCCL would hang: {key} differ in length"
                     ends["recv"][:] = ends["send"]
 
-                self._world.pairs[key] = machine().scheduler.add(copy, [], 2), ends
-            task, ends = self._world.pairs[key]
+                self._world.pairs[key] = machine().scheduler.add(copy, [], 2), recorded, ends
+            task, other, ends = self._world.pairs[key]
+            assert other is recorded, f"NCCL would hang: one end of {key} is in a graph"
             ends[end] = array
-            task.missing -= 1
-            task.after += pending([stream_at(stream).queue.tail()])
             return task
 
         if _depth():
-            _local.pairs.append((put, stream))
+            _local.pairs.append((self, enter, stream))
         else:
-            stream_at(stream).queue.follow(put())
+            _put(self, lambda after: self._entered([enter()], after), stream)
+
+    def _entered(self, tasks: list[Task], after: list[Task]) -> list[Task]:
+        """This rank has come to some operations, which start after its tasks; all earlier ones of its are among these, or before them."""
+        waited, last = machine().scheduler._before(after), pending(self._last.get(self._key, []))
+        assert all(t in waited for t in last), "NCCL might hang: calls of one rank side by side"
+        self._last[self._key] = tasks
+        for task in tasks:
+            task.missing -= 1
+            task.after += pending(after)
+        return tasks
+
+
+def _put(comm: NcclCommunicator, enter: Enter, stream: int) -> None:
+    queue = stream_at(stream).queue
+    if stream_at(stream).recording is not None:
+        queue.enter(enter, comm)
+        return
+    for task in enter(pending([queue.tail()])):
+        queue.wait(task)
+    queue.put(lambda: None)
 
 
 def _depth() -> int:
     return getattr(_local, "depth", 0)
-
-
-def _grouped(put: Callable[[], None]) -> None:
-    _local.queued.append(put) if _depth() else put()
 
 
 def groupStart() -> None:
@@ -233,17 +259,15 @@ def groupEnd() -> None:
     _local.depth -= 1
     if _local.depth:
         return
-    queued, pairs = _local.queued, _local.pairs
-    for put in queued:
+    for put in _local.queued:
         put()
-    by_stream: dict[int, list[Task]] = {}
-    for put, stream in pairs:
-        by_stream.setdefault(stream, []).append(put())
-    for stream, tasks in by_stream.items():
-        queue = stream_at(stream).queue
-        for task in tasks:
-            queue.wait(task)
-        queue.put(lambda: None)
+    by_stream: dict[int, list[Any]] = {}
+    for comm, enter, stream in _local.pairs:
+        by_stream.setdefault(stream, []).append((comm, enter))
+    for stream, calls in by_stream.items():
+        comm = calls[0][0]
+        starts = [enter for _, enter in calls]
+        _put(comm, lambda after, c=comm, starts=starts: c._entered([start() for start in starts], after), stream)
 
 
 def _array(address: int, count: int, datatype: int) -> np.ndarray:

@@ -85,8 +85,7 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     if kind == memcpyHostToDevice:
         target, source = _span(dst, size, "device"), _span(src, size, "host")
         if source is None:
-            if stream_at(stream).recording is not None:
-                queue.tail()  # refused
+            stream_at(stream).asked()
             source = _host(src, size).copy()
         queue.put(lambda: np.copyto(target, source))
     elif kind == memcpyDeviceToHost:

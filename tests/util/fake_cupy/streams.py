@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any, Self
 
+from tests.util.fake_cupy.captures import Capture, Graph, Point, Recording, before
 from tests.util.fake_cupy.machine import CUDARuntimeError, machine
 from tests.util.queues import Queue, Task
 
@@ -22,7 +22,7 @@ class Stream:
         machine().check()
         assert non_blocking, "a stream that waits for the default stream"
         self.queue: Any = Queue(machine().scheduler)
-        self.recording: Recording | None = None
+        self.recording: Recording | None = None  # which is the queue while there is one
         self.always = self.queue
         self.ptr = len(_streams) + 16
         self.priority, self.device_id = priority, machine().device
@@ -45,57 +45,51 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        if "wait" not in machine().broken:
-            self.queue.wait(event.task)
+        if "wait" in machine().broken or not event.recorded:
+            return
+        point, mine = event.task, None if self.recording is None else self.recording.capture
+        if isinstance(point, Point) and point.capture.ended:
+            raise CUDARuntimeError(
+                "cudaErrorCapturedEvent: operation not permitted on an event last recorded in a capturing stream"
+            )
+        if isinstance(point, Point) and mine is None:
+            point.capture.draw(self, point.after)
+        elif isinstance(point, Point) is (mine is not None):
+            self.queue.wait(point)
+        else:
+            assert mine is not None
+            raise mine.refused("Isolation: dependency created on uncaptured work in another stream")
 
     def synchronize(self) -> None:
+        self.asked()
         if "synchronize" not in machine().broken:
             machine().scheduler.run_until(self.queue.tail())
 
     @property
     def done(self) -> bool:
+        self.asked()
         return machine().scheduler.ready(self.queue.tail())
+
+    def asked(self) -> None:
+        """Something that is refused while the stream is captured."""
+        if self.recording is not None:
+            raise self.recording.capture.refused("Unsupported: operation not permitted when stream is capturing")
 
     def begin_capture(self, mode: int | None = None) -> None:
         assert self.recording is None, "a capture in a capture"
-        self.queue = self.recording = Recording()
+        Capture().draw(self, [])
 
     def end_capture(self) -> Graph:
-        recording, self.recording, self.queue = self.recording, None, self.always
-        if recording is None:
+        if self.recording is None:
             raise CUDARuntimeError("cudaErrorIllegalState: no capture")
-        if recording.invalid:
+        capture, last = self.recording.capture, self.recording.after
+        assert capture.streams[0] is self, "a capture ends in the stream in which it began"
+        capture.end()
+        if capture.invalid:
             raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
-        return Graph(recording.work)
-
-
-class Recording:
-    """In the place of a queue while its stream is captured: nothing runs, and nothing may be asked."""
-
-    def __init__(self) -> None:
-        self.work = list[Callable[[], None]]()
-        self.invalid = False
-
-    def put(self, work: Callable[[], None]) -> None:
-        self.work.append(work)
-
-    def _refuse(self, *_: Any) -> Any:
-        self.invalid = True
-        raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
-
-    tail = wait = meet = follow = _refuse
-
-
-class Graph:
-    """What a capture has recorded."""
-
-    def __init__(self, work: list[Callable[[], None]]) -> None:
-        self._work = work
-
-    def launch(self, stream: Stream | None = None) -> None:
-        assert self._work, "an empty graph"
-        for work in self._work:
-            (stream or current()).queue.put(work)
+        if before(last) != (1 << len(capture.nodes)) - 1:
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: capturing stream has unjoined work")
+        return Graph(capture.nodes, last)
 
 
 def stack() -> list[Stream]:
@@ -131,7 +125,8 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         machine().check()
         self._device = machine().device
-        self.task: Task | None = None
+        self.task: Task | Point | None = None
+        self.recorded = False
         self.timed, self.ptr = not disable_timing, id(self)
 
     def __del__(self) -> None:
@@ -139,6 +134,7 @@ class Event:
         self.ptr = 0
 
     def record(self, stream: Stream | None = None) -> None:
+        self.recorded = True
         self.task = None if "record" in machine().broken else (stream or current()).queue.tail()
 
     def synchronize(self) -> None:
@@ -153,6 +149,8 @@ class Event:
 
     def _asked(self) -> None:
         assert self.ptr, "an event that was destroyed"
+        if isinstance(self.task, Point):
+            raise self.task.capture.refused("Unsupported: an event that was captured has no time of its own")
         assert self._device == machine().device, "CUDA answers, and first sets up the thread's own device, too"
 
 
@@ -161,7 +159,7 @@ def get_elapsed_time(start: Event, end: Event) -> float:
     if not (start.timed and end.timed):
         raise RuntimeError("cudaErrorInvalidResourceHandle: an event without times")
     for event in (start, end):
-        if event.task is not None and event.task.work is not None:
+        if isinstance(event.task, Point) or (event.task is not None and event.task.work is not None):
             raise RuntimeError("cudaErrorNotReady: an event that has not happened")
     first, last = (0 if e.task is None else e.task.at for e in (start, end))
     return max(0, last - first) * 1e-3
