@@ -162,6 +162,9 @@ class Device(ABC):
         """
         raise NotImplementedError
 
+    def drop_captures(self) -> None:  # noqa: B027  most devices have none
+        """Let go of all that was recorded, which nobody launches any more."""
+
     @abstractmethod
     def mark(self) -> Any:
         """The time at which everything queued so far has run, for `elapsed`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lbpar.config.engine import EngineConfig
 from lbpar.errors import CommError, ConfigError, LbparError
+from lbpar.program.plan import Plan
 from lbpar.transport.base import Transport
 from lbpar.transport.checked import CheckedTransport
 from lbpar.transport.cuda_mpi import CudaMpiTransport
@@ -20,19 +21,21 @@ Facts = Mapping[str, str]
 """Of a rank: ``place`` of its device, empty without one, and ``missing``, why it cannot use NCCL."""
 
 
-def over_devices(transport: Transport, config: EngineConfig) -> Transport:
-    """The transport for arrays of the engine of a run file. Collective over all ranks.
+def over_devices(transport: Transport, config: EngineConfig, plan: Plan | None = None) -> Transport:
+    """The transport for arrays of the engine of a run file, which go through a plan's program, if there is one. Collective over all ranks.
 
     Raises
     ------
     CommError
         NCCL is asked for and cannot be used; on all ranks alike.
     ConfigError
-        Steps of several ranks are to be recorded, or moves of devices compared.
+        Steps are to be recorded whose moves cannot be, or moves of devices compared; on all ranks alike.
     """
-    if config.graphs and transport.size > 1:
+    stages = 1 if plan is None or plan.pipeline is None else plan.pipeline.count
+    if config.graphs and stages > 1 and transport.size > 1:
         raise ConfigError(
-            f"engine.graphs: true on {transport.size} processes: steps are recorded on one process only; start one, or leave it out."
+            f"engine.graphs: true with {stages} stages: each takes part in steps of its own, and only those of all ranks can be recorded. "
+            "Leave out engine.graphs, or parallel.stages."
         )
     if config.name != "cupy" or transport.size == 1 or transport.direct:
         return transport
@@ -41,6 +44,7 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
             raise ConfigError(
                 f"engine.transport: {config.transport} with {CHECKED}=1: only what goes by way of the host can be compared; leave out one of them."
             )
+        _check_recordable(config, f"by way of the host ({CHECKED}=1 compares what goes that way)")
         if transport.rank == 0:
             log.info("transport: host (%s=1 compares what goes that way)", CHECKED)
         return transport
@@ -63,8 +67,17 @@ def over_devices(transport: Transport, config: EngineConfig) -> Transport:
         else:
             log.info("transport: nccl (%s)", why)
             return moved
+    _check_recordable(config, f"by way of {'MPI' if way == 'mpi' else 'the host'} ({why})")
     log.info("transport: %s (%s)", way, why)
     return CudaMpiTransport(transport, found.nonblocking) if way == "mpi" and found else transport
+
+
+def _check_recordable(config: EngineConfig, way: str) -> None:
+    if config.graphs:
+        raise ConfigError(
+            f"engine.graphs: true, but arrays travel {way}: the host has a part in these moves, and only those of NCCL can be recorded. Start "
+            "one process for each GPU with engine.transport: nccl, or a single process, or leave out engine.graphs."
+        )
 
 
 def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> tuple[str, str]:

@@ -115,8 +115,9 @@ class Executor:
         self._runs = [self._prepare(s) if mine else None for s, mine in zip(program.steps, here, strict=True)]
         self._stretches = [self._join(steps) for steps in program.rounds]
         self._recorded: Recorded | None = None
-        if engine.captures and transport.size == 1:
-            self._recorded = Recorded(program, engine, self._arrays, [run for run in self._runs if run])
+        if engine.captures and not staged and (transport.size == 1 or transport.recordable):
+            runs = [run for run in self._runs if run]
+            self._recorded = Recorded(program, engine, transport, self._arrays, self._pending, runs)
 
     @property
     def progress(self) -> ProgressMode:
@@ -126,7 +127,8 @@ class Executor:
     @progress.setter
     def progress(self, progress: ProgressMode) -> None:
         self._progress: ProgressMode = progress
-        self._transfers.deferred = progress == "block"
+        # What moves by itself gains nothing by waiting, and what is recorded must not hang on which call finds it first.
+        self._transfers.deferred = progress == "block" and not self.transport.recordable
 
     @property
     def arrays(self) -> dict[str, Array]:

@@ -126,7 +126,7 @@ def join(
     if plan.grid.size != procs:
         raise ConfigError(f"plan: made for {plan.grid.size} processes, but {procs} were started.")
     if own:
-        return graph, plan, over_devices(connect_to(plan.grid, transport), config.engine)
+        return graph, plan, over_devices(connect_to(plan.grid, transport), config.engine, plan)
     if transport.grid != plan.grid:
         raise ConfigError(
             f"transport: has the grid {transport.grid}, but the plan has {plan.grid}; make one of that grid."

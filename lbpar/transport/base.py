@@ -90,6 +90,22 @@ class Counter:
         self._sent.clear()
 
     @contextmanager
+    def aside(self) -> Iterator[Counter]:
+        """Enter what is counted inside this block in books of its own instead, which are yielded: it is recorded now, and done later."""
+        books, mine = Counter(), self._sent
+        self._sent = books._sent
+        try:
+            yield books
+        finally:
+            self._sent = mine
+
+    def include(self, books: Counter) -> None:
+        """Enter what other books hold."""
+        if not self._paused:
+            for key, sent in books._sent.items():
+                self._sent[key] = self._sent.get(key, Sent()) + sent
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count inside this block (checks and self-tests are not part of a program)."""
         self._paused += 1
@@ -157,6 +173,8 @@ class Moves(ABC):
         Whether all ranks are on one node, each with a core of its own: messages are then copies that their cores make.
     parts_differ : bool
         Whether members of a group may start an exchange, or an all-to-all, in different numbers of parts (`Call.part`).
+    recordable : bool
+        Whether moves are work of the device's queues alone, which it can record (`Device.capture`).
     """
 
     rank: int
@@ -168,6 +186,7 @@ class Moves(ABC):
     direct: bool = False
     own_cores: bool = False
     parts_differ: bool = False
+    recordable: bool = False
     name: str = "host"
 
     def attach(self, device: Device) -> None:
@@ -310,6 +329,12 @@ class Moves(ABC):
     def prepare(self, axes_sets: Iterable[Axes]) -> None:  # noqa: B027  most transports have nothing to prepare
         """Make the groups over these axes now, so that the first step does not pay for them. Collective, same order on
         all ranks. Optional: groups are otherwise made when first used."""
+
+    def join(self) -> None:  # noqa: B027  nothing of most transports can be recorded
+        """Let the device's queue wait for all moves that were started; whoever waits for them later finds them finished.
+
+        Called before a recording begins and where it ends: no move is part of it that began before, and all that began in it end in it.
+        """
 
     def close(self) -> None:  # noqa: B027  most transports hold nothing
         """Free what the transport holds; the caller's communicator stays. Collective over all ranks."""

@@ -6,6 +6,9 @@ are busy.
 
 NCCL's reduce-scatter and allgather want equal counts; with others they are reductions to, and broadcasts from, each member, in one
 group of calls. Counts above ``limit`` go in several calls.
+
+The device can record moves with its kernels: where it records, the event after which a move starts draws the stream of moves into that,
+and `NcclTransport.join` leads it back. Since that stream is one, NCCL's kernels follow each other in what is recorded, too.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class NcclTransport(Transport, Holder):
 
     name = "NCCL"
     direct = True
+    recordable = True
 
     def __init__(self, control: Transport, limit: int = LIMIT) -> None:
         self.control, self._limit = control, limit
@@ -57,6 +61,7 @@ class NcclTransport(Transport, Holder):
         self.grid: Grid = control.grid
         self._comms: dict[Axes, Any] = {}
         self._world: Any = None
+        self._open, self.joins = False, 0
 
     def connect(self) -> None:
         """Connect the ranks, whose current devices must differ. Collective over all ranks; where one cannot, all raise."""
@@ -108,8 +113,8 @@ class NcclTransport(Transport, Holder):
 
     def aborts(self) -> list[Callable[[], object]]:
         # Side by side: an abort may wait for all work of the device, where kernels of the others wait for a rank that is
-        # gone (NVIDIA/nccl#1013).
-        return [comm.abort for comm in (*list(self._comms.values()), self._world)]
+        # gone (NVIDIA/nccl#1013). It does wait for recordings that hold calls of the communicator, aborted or not.
+        return [self.device.drop_captures, *(comm.abort for comm in (*list(self._comms.values()), self._world))]
 
     def close(self) -> None:
         self.disconnect()
@@ -117,9 +122,11 @@ class NcclTransport(Transport, Holder):
 
     def disconnect(self) -> None:
         if self._world is not None:
+            self.device.synchronize()  # what it has recorded runs in its own queue
             with self._waiting("to disconnect"):
                 if not self.device.host:
                     self._stream.synchronize()
+                    self.device.drop_captures()  # a communicator does not end before them
                 unhold(self)  # what is being destroyed must not be aborted
                 for comm in (*self._comms.values(), self._world):
                     comm.destroy()
@@ -128,6 +135,17 @@ class NcclTransport(Transport, Holder):
     def prepare(self, axes_sets: Iterable[Axes]) -> None:
         for axes in axes_sets:
             self._comm(proper_axes(self.grid, axes))
+
+    def join(self) -> None:
+        if self._open:
+            self.device.wait(self._end())
+            self._open = False
+            self.joins += 1
+
+    def _end(self) -> Event:
+        event = self._cuda.Event(disable_timing=True)
+        event.record(self._stream)
+        return event
 
     def _comm(self, axes: Axes) -> Any:
         if axes not in self._comms:
@@ -146,12 +164,11 @@ class NcclTransport(Transport, Holder):
         self.counter.add(call.kind, call.tag, messages, elements * call.dtype.itemsize)
         comm = self._comm(call.axes)
         self._stream.wait_event(after)
+        self._open = True
         with self._errors(call.title), self._waiting(call.title):
             launch = getattr(self, f"_{call.kind}")
             result = launch(_Calls(self, comm, kind, call), group.index(self.rank), buf, out)
-            event = self._cuda.Event(disable_timing=True)
-            event.record(self._stream)
-        return _NcclRequest(self, (buf, out, result), result, event)
+        return _NcclRequest(self, (buf, out, result), result, self._end())
 
     def _allreduce(self, calls: _Calls, place: int, buf: Array, out: Array) -> Array:
         for part in calls.parts(buf):
@@ -258,13 +275,13 @@ class _Calls:
 class _NcclRequest(Request):
     def __init__(self, transport: NcclTransport, keep: Any, result: Any, event: Event) -> None:
         super().__init__(transport.device, keep, result)
-        self._event = event
+        self._transport, self._event, self._joins = transport, event, transport.joins
 
     def test(self) -> bool:
-        return self._waited or bool(self._event.done)
+        return True  # the host never waits, and must not ask about an event that was recorded
 
     def _finish(self) -> Event:
-        return self._event
+        return self._event if self._joins == self._transport.joins else None
 
 
 def load_nccl() -> Any:

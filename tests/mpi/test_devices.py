@@ -27,6 +27,9 @@ from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
 from lbpar.program.random_plan import random_plan
 from lbpar.runtime.optim.rules import SGD
+from lbpar.runtime.recorded import Recorded
+from lbpar.train.setup import build_graph, build_plan
+from lbpar.train.trainer import Trainer
 from lbpar.transport import cuda_mpi, mpi, staging
 from lbpar.transport.base import Transport
 from lbpar.transport.cuda_mpi import CudaMpiTransport
@@ -38,6 +41,7 @@ from tests.util import fake_cupy
 from tests.util.graphs import residual_network
 from tests.util.moves import moves, values
 from tests.util.mpi import collective_assert
+from tests.util.training import measured, run_file
 
 pytestmark = pytest.mark.mpi
 SEEDS = 2
@@ -247,6 +251,30 @@ def test_a_sum_that_is_held_back_takes_no_memory_that_kernels_still_write(monkey
         assert got.data.ptr not in places
         assert own.to_host(got).tolist() == [moved.size] * 64
     moved.close()
+
+
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+def test_recorded_steps_leave_the_bits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process runs what it has launched in any order that events allow: NCCL's calls are the same on all ranks all the same."""
+    fake_cupy.few_kernels(monkeypatch, 4)
+    launched, run = list[bool](), Recorded._run
+    monkeypatch.setattr(Recorded, "_run", lambda self, s: (run(self, s), launched.append(s.launch is not None)))
+    ran, twice = [], ["train.accumulate=2", "train.epochs=6"]
+    for options in ([], ["engine.graphs=true"], twice, [*twice, "engine.graphs=true"]):
+        config = run_file(["engine.name=cupy", "engine.dtype=float32", "parallel.strategy=spatial", *options])
+        graph = build_graph(config)
+        plain = MpiTransport()
+        plan = build_plan(config, graph, plain.size)
+        plain.close()
+        moved = NcclTransport(MpiTransport(grid=plan.grid))
+        trainer = Trainer(config, graph, plan, moved)
+        records = [measured(record) for record in trainer.train()]
+        ran.append((records, {n: trainer.engine.to_host(a).tobytes() for n, a in trainer.worker.state.items()}))
+        told = moved.allgather_obj(sum(launched))
+        moved.close()
+    with collective_assert(MpiTransport()):
+        assert ran[1] == ran[0] and ran[3] == ran[2]
+        assert launched and all(launched) and len(set(told)) == 1
 
 
 def test_links_are_measured_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:

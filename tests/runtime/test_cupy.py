@@ -27,13 +27,13 @@ from lbpar.program.plan import Plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state
 from lbpar.transport import nccl
-from lbpar.transport.nccl import NcclTransport
 from lbpar.transport.request import Request
 from lbpar.transport.single import SingleTransport
 from lbpar.transport.virtual import VirtualWorld
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
 from tests.util.fake_cupy.machine import Machine
+from tests.util.nccl_ranks import World
 from tests.util.run import local_feeds, samples
 from tests.util.two_steps import BATCH, CASES, Case, Training, assert_equal, plain
 
@@ -44,15 +44,6 @@ TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return fake_cupy.install(monkeypatch, devices=6)
-
-
-class World:
-    """Ranks whose arrays move by NCCL."""
-
-    def __init__(self, virtual: VirtualWorld, engines: list[Any]) -> None:
-        self.virtual = virtual
-        self.transports = [NcclTransport(t) for t in virtual.transports]
-        virtual.run(lambda t: self.transports[t.rank].attach(engines[t.rank]))
 
 
 def on_stand_in(patch: pytest.MonkeyPatch, case: Case, procs: int, way: str) -> Training:

@@ -15,10 +15,8 @@ from lbpar.engine.cupy.engine import CupyEngine
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError, TrainingError
 from lbpar.runtime.binding import MicroBatch
-from lbpar.runtime.devices import over_devices
 from lbpar.runtime.recorded import Recorded
 from lbpar.train.trainer import Trainer
-from lbpar.transport.single import SingleTransport
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cudnn, fake_cupy
 from tests.util.fake_cupy.machine import CUDARuntimeError
@@ -214,10 +212,6 @@ def test_what_needs_the_host_goes_on_unrecorded(
     assert not any(r.launches for r in launched)
 
 
-def test_several_processes_are_refused() -> None:
-    several: Any = SingleTransport()
-    several.size = 2
-    with pytest.raises(ConfigError, match="engine.graphs: true on 2 processes"):
-        over_devices(several, run_file(["engine.name=cupy", GRAPHS]).engine)
+def test_other_engines_are_refused() -> None:
     with pytest.raises(ConfigError, match="engine.graphs: true needs a GPU, but engine.name is numpy"):
         train(run_file([GRAPHS]))

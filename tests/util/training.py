@@ -10,6 +10,7 @@ import numpy as np
 
 from lbpar.config.run_file import RunConfig, parse_run
 from lbpar.layout.runs import indices
+from lbpar.program.plan import Plan
 from lbpar.train.setup import build_graph, build_plan
 from lbpar.train.trainer import Trainer
 from lbpar.transport.base import Transport
@@ -77,14 +78,17 @@ def train(
     procs: int = 1,
     job: Callable[[Trainer], list[dict[str, Any]]] = lambda trainer: list(trainer.train()),
     dataset: Any = None,
+    over: Callable[[VirtualWorld], Sequence[Transport]] = lambda world: world.transports,
+    plan: Plan | None = None,
 ) -> Ran:
-    """Run ``job`` on every one of ``procs`` virtual ranks; their records must agree."""
+    """Run ``job`` on every one of ``procs`` virtual ranks, whose arrays move ``over`` transports; their records must agree."""
     graph = build_graph(config)
-    plan = build_plan(config, graph, procs)
+    plan = plan or build_plan(config, graph, procs)
     world = VirtualWorld(plan.grid)
+    transports = over(world)
 
     def one(transport: Transport) -> tuple[Trainer, list[dict[str, Any]]]:
-        trainer = Trainer(config, graph, plan, transport)
+        trainer = Trainer(config, graph, plan, transports[transport.rank])
         if dataset is not None:
             trainer.dataset = trainer.test = dataset
         return trainer, [measured(r) for r in job(trainer)]

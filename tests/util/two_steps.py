@@ -141,7 +141,7 @@ class Training:
             mode: Any = "reduce" if case.micro == 1 else "last" if step % case.micro == 1 else "accumulate"
             executor = worker.executor(BATCH, mode)
             executor.on_update = update
-            blocks = local_feeds(executor.program, rank, feeds, np.dtype(case.types))
+            blocks = local_feeds(executor.program, rank, feeds, engine.dtype)
             before = getattr(engine, "fetches", 0)
             ran.told.append(worker.run(blocks, BATCH, mode, MicroBatch(7, step, 1 / case.micro)))
             ran.fetches += getattr(engine, "fetches", 0) - before

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,8 @@ class CupyDevice(Device):
         self.stream = cuda.Stream(non_blocking=True)
         self._aside = cuda.Stream(non_blocking=True)
         self._pools = self.pool, self._captured = cuda.MemoryPool(), cuda.MemoryPool(_kept(cuda))
-        self._capturing = False
+        self._capturing, self._recordings = False, WeakSet[_Recording]()
+        finalize(self, _drop, self._recordings)  # at the latest when the process ends, before communicators do
         self.pinned = Pinned(cuda.alloc_pinned_memory)
         self.kernels = Kernels(self.cupy, self.stream)
         self._ndarray, self._out_of_memory = self.cupy.ndarray, cuda.memory.OutOfMemoryError
@@ -272,12 +273,12 @@ class CupyDevice(Device):
             raise
         finally:
             self.pool, self._capturing = pool, False
-        held = list(self._uploads.values())  # which may be forgotten meanwhile
+        recording = _Recording(self, graph, list(self._uploads.values()))  # which may be forgotten meanwhile
+        self._recordings.add(recording)
+        return recording
 
-        def launch(held: Any = held) -> None:
-            graph.launch(self.stream)
-
-        return launch
+    def drop_captures(self) -> None:
+        _drop(self._recordings)
 
     def _recorded_not(self, what: str) -> None:
         if self._capturing:
@@ -337,6 +338,22 @@ class _Part:
                 strides.append(stride)
         lists = tuple(None if isinstance(i, slice) else i for i in index)
         return cls(at, tuple(shape), tuple(strides), lists if any(r is not None for r in lists) else None)
+
+
+class _Recording:
+    """A graph, and what it reads that nobody else may hold."""
+
+    def __init__(self, device: CupyDevice, graph: Any, held: Any) -> None:
+        self.graph, self._device, self._held = graph, device, held
+
+    def __call__(self) -> None:
+        with self._device.waiting():  # for other ranks, should CUDA take no more launches, or NCCL's calls wait in it
+            self.graph.launch(self._device.stream)
+
+
+def _drop(recordings: Iterable[_Recording]) -> None:
+    for recording in list(recordings):
+        recording.graph = None
 
 
 class _Fetched:
