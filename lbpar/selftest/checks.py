@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,20 +135,9 @@ def network(network: str, engine: Mapping[str, Any], plans: int) -> dict[str, An
 def training() -> dict[str, Any]:
     """A short training run on a GPU beside the same one by NumPy, from the first loss to the last."""
 
-    def losses(engine: str, dtype: str, graphs: bool = False) -> list[float]:
-        asked = [f"engine.name={engine}", f"engine.dtype={dtype}"]
-        if graphs:
-            asked.append("engine.graphs=true")
-        if dtype in LOSS_SCALES:  # from the start, so that no step is left out
-            asked.append(f"train.loss_scale={{start: {LOSS_SCALES[dtype]}}}")
-        config = load_run_file(RUN, asked)
-        graph = build_graph(config)
-        trainer = Trainer(config, graph, build_plan(config, graph, 1), SingleTransport())
-        return [record["loss"] for record in trainer.train()]
-
-    want = losses("numpy", "float64")
-    found = {dtype: losses("cupy", dtype) for dtype in LOSSES} | {RECORDED: losses("cupy", "float32", True)}
-    worst = {way: max(abs(a - b) / abs(b) for a, b in zip(ours, want, strict=True)) for way, ours in found.items()}
+    want = _losses("numpy", "float64")
+    found = {dtype: _losses("cupy", dtype) for dtype in LOSSES} | {RECORDED: _losses("cupy", "float32", True)}
+    worst = {way: _worst(ours, want) for way, ours in found.items()}
     good = all(value < LOSSES.get(way, LOSSES["float32"]) for way, value in worst.items())
     said = ", ".join(f"{value:.1e} ({dtype})" for dtype, value in worst.items())
     return {
@@ -159,8 +148,26 @@ def training() -> dict[str, Any]:
     }
 
 
+def _losses(engine: str, dtype: str, graphs: bool = False) -> list[float]:
+    """Of the epochs of a short training run on one rank."""
+    asked = [f"engine.name={engine}", f"engine.dtype={dtype}"]
+    if graphs:
+        asked.append("engine.graphs=true")
+    if dtype in LOSS_SCALES:  # from the start, so that no step is left out
+        asked.append(f"train.loss_scale={{start: {LOSS_SCALES[dtype]}}}")
+    config = load_run_file(RUN, asked)
+    graph = build_graph(config)
+    trainer = Trainer(config, graph, build_plan(config, graph, 1), SingleTransport())
+    return [record["loss"] for record in trainer.train()]
+
+
+def _worst(losses: Sequence[float], want: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, want, strict=True))
+
+
 def ranks(procs: int, transport: str) -> dict[str, Any]:
-    """Real ranks, whose arrays travel by a transport, under random plans beside one rank. They may share devices."""
+    """Real ranks, whose arrays travel by a transport, under random plans beside one rank, and by NCCL in recorded steps, too. They may
+    share devices."""
     from lbpar.engine.cupy import library
     from lbpar.selftest.gpu import exclusive, mpirun
     from lbpar.transport.nccl import load_nccl
@@ -183,15 +190,31 @@ def ranks(procs: int, transport: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lbpar-selftest-") as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(json.dumps({**RUN, "engine": {"name": "cupy", "transport": transport}}), encoding="utf-8")
-        options = ["--config", str(file), "--random-plans", "3", "--engine", "cupy", "--dtype", "float32"]
         # More ranks than cores or devices are meant.
         allow = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
         allow |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        done = subprocess.run(
-            [str(mpirun()), "-n", str(procs), *parts.PYTHON, "lbpar.verify", *options],
-            env={**allow, **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
-    if done.returncode:
-        print(done.stdout[-2000:], done.stderr[-3000:])
-    return {"found": "".join(last), "failed": done.returncode != 0}
+
+        def started(module: str, *options: str) -> subprocess.CompletedProcess[str]:
+            done = subprocess.run(
+                [str(mpirun()), "-n", str(procs), *parts.PYTHON, module, "--config", str(file), *options],
+                env={**allow, **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                print(done.stdout[-2000:], done.stderr[-3000:])
+            return done
+
+        done = started("lbpar.verify", "--random-plans", "3", "--engine", "cupy", "--dtype", "float32")
+        found = "".join((done.stdout.strip() or done.stderr.strip()).splitlines()[-1:])
+        if done.returncode or transport != "nccl":
+            return {"found": found, "failed": done.returncode != 0}
+        out = Path(folder) / "out"
+        done = started("lbpar.train", "--set", "engine.graphs=true", "--set", f"run.out={out}")
+        if done.returncode or "steps are not recorded" in done.stderr:
+            said = "".join(done.stderr.strip().splitlines()[-1:])
+            return {"found": f"{found}; WRONG with steps recorded as CUDA graphs: {said}", "failed": True}
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    worst = _worst([record["loss"] for record in records], _losses("numpy", "float64"))
+    return {
+        "found": f"{found}; losses of recorded steps differ from NumPy's by {worst:.1e}",
+        "failed": not worst < LOSSES["float32"],
+    }

@@ -83,7 +83,8 @@ def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
         for procs in RANKS:
             for transport in ("host", "nccl", "mpi"):
                 arguments = {"procs": procs, "transport": transport}
-                found.append(Part(f"{procs} ranks, {transport}", f"{here}.checks:ranks", arguments, seconds=15))
+                seconds = 30 if transport == "nccl" else 15
+                found.append(Part(f"{procs} ranks, {transport}", f"{here}.checks:ranks", arguments, seconds))
     return found if quick else found + _speeds(tiny)
 
 
