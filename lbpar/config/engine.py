@@ -63,7 +63,8 @@ class EngineConfig(Section):
     graphs: Flag = Field(
         default=False,
         description="Record the third step as CUDA graphs, and launch these from then on: kernels of small layers wait less for the host. The "
-        "memory of recorded steps is not shared with others; matrices are multiplied by lbpar's own kernels. For cupy on one process.",
+        "memory of recorded steps is not shared with others; matrices are multiplied by lbpar's own kernels. For cupy, on several "
+        "processes where arrays travel by NCCL, without `parallel.stages`.",
     )
     transport: Literal["auto", "nccl", "mpi", "host"] = Field(
         default="auto",
