@@ -20,4 +20,4 @@ if __name__ == "__main__":
         kept = outside(os.environ)
         os.environ.clear()
         os.environ.update(kept)
-    sys.exit(run_main(main))
+    sys.exit(run_main(main, alone=True))

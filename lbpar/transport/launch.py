@@ -148,7 +148,7 @@ def self_test(transport: Transport, seconds: float = 60.0, checked: bool = False
         raise CommError(f"self-test: rank 0 on {facts[0][1]} has {facts[0][0]}, but {'; '.join(odd[:4])}.")
 
 
-def run_main(main: Callable[[], int | None]) -> int:
+def run_main(main: Callable[[], int | None], alone: bool = False) -> int:
     """Run a command line's ``main``; a failure of one rank ends the whole job within seconds, with its message.
 
     A LbparError is printed as ``lbpar: error: ...``, another exception with its traceback and rank. If all ranks fail
@@ -158,6 +158,8 @@ def run_main(main: Callable[[], int | None]) -> int:
     ----------
     main : callable
         Without arguments; None or 0 is success. The same on all ranks.
+    alone : bool
+        This process is no rank of a job, even if MPI runs in it with several: the others have nothing to do with ``main``.
 
     Returns
     -------
@@ -167,7 +169,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     job = _Job()
     try:
         with standard_streams():
-            job.open()
+            job.open(alone)
             code = main()
             if code:
                 raise SystemExit(code)
@@ -186,9 +188,9 @@ class _Job:
         self._comm: Any = None
         self._alike = False
 
-    def open(self) -> None:
+    def open(self, alone: bool) -> None:
         stacks_on_signal(self.rank)
-        if launched_ranks() is None and not _mpi_runs():
+        if alone or (launched_ranks() is None and not _mpi_runs()):
             return
         mpi = _start_mpi()
         world = mpi.COMM_WORLD

@@ -13,8 +13,11 @@ import pytest
 from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError
 from lbpar.graph.builder import OPS
-from lbpar.selftest import command
+from lbpar.launcher import launched_ranks
+from lbpar.selftest import command, gpu
 from lbpar.selftest.networks import RUN, networks
+
+ON_STAND_IN = (sys.executable, "-m", "tests.util.on_stand_in")
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,25 @@ def test_of_several_ranks_the_first_runs_alone(rank: int) -> None:
         assert done.returncode and done.stderr == "lbpar: error: --plans: got -1, expected 0 or more.\n"
     else:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("options", [["--plans", "-1"], ["--only", "^versions$"]])
+def test_of_several_ranks_the_first_runs_alone_where_mpi_runs_in_all_of_them(options: list[str]) -> None:
+    """Which the stand-in's NCCL starts. The others wait for the first one in MPI's end."""
+    pytest.importorskip("mpi4py")
+    starter = gpu.mpirun()
+    if starter is None or launched_ranks() is not None:
+        pytest.skip("no mpirun, or under one")
+    allow = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    allow |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [starter, "-n", "2", *ON_STAND_IN, "lbpar.selftest", "--engine", "cupy", *options],
+        env=os.environ | allow | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    if "--only" in options:
+        assert done.returncode == 0 and done.stdout.count("versions: ") == done.stdout.count("selftest: passed") == 1
+    else:
+        assert done.returncode and done.stderr.count("lbpar: error: --plans: got -1, expected 0 or more.") == 1
 
 
 def test_who_had_no_time_for_anything_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,6 @@ PYTHON = (sys.executable, "-m", "tests.util.on_stand_in")
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setenv("STAND_IN_ITEMSIZE", "8")
     monkeypatch.setattr(parts, "PYTHON", PYTHON)
 
 

@@ -1,4 +1,4 @@
-"""Run a module of lbpar on the stand-in for CuPy: ``python -m tests.util.on_stand_in [--devices N] MODULE ARGUMENTS``, also under mpirun."""
+"""Run a module of lbpar on the stand-in for CuPy: ``python -m tests.util.on_stand_in MODULE ARGUMENTS``, also under mpirun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
         patch.setitem(sys.modules, "cupy.cuda.nccl", nccl_mpi)
         patch.setattr(fake_cupy.cuda, "nccl", nccl_mpi)
         nccl_mpi.install(patch)
-    fake_cupy.few_kernels(patch, int(os.environ.get("STAND_IN_ITEMSIZE", "4")))
+    fake_cupy.few_kernels(patch, 8)  # of any type: addresses are multiples of the largest one
     patch.setattr(parts, "PYTHON", (sys.executable, "-m", "tests.util.on_stand_in"))
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
