@@ -271,6 +271,17 @@ def test_options_that_would_change_nothing_are_refused(machine: Machine) -> None
         build_engine(EngineConfig(name="numpy", transport="nccl"))
 
 
+def test_autotune_without_cudnn_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cupy_engine._warn_of_autotune.cache_clear()
+    fake_cupy.install(monkeypatch)
+    for config in (EngineConfig(name="cupy"), *[EngineConfig(name="cupy", autotune=True)] * 2):
+        build_engine(config)
+    (said,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert said.getMessage().startswith("engine.autotune: true changes nothing here: it times plans of cuDNN")
+
+
 def norms(engine: Any, x: Any) -> list[Any]:
     """Sums, moments and y of a batch norm, and y of one with ReLU and a sum."""
     c = x.shape[-1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from lbpar.engine.cupy.plans import refusals
 from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
 from lbpar.engine.half import half
+
+log = logging.getLogger(__name__)
 
 
 class CupyEngine(Updates, ThroughHost, Engine):
@@ -78,6 +82,8 @@ class CupyEngine(Updates, ThroughHost, Engine):
                 self.whole_norms = True
             except missing as error:
                 without_cudnn(cudnn, error)
+        if autotune and self.graphs is None:
+            _warn_of_autotune()
         # What it takes for itself would be taken anew in each step that is recorded.
         if cudnn is not False and not graphs:
             self.blas = cublas_of(self, tf32, self._card.architecture)
@@ -96,3 +102,12 @@ class CupyEngine(Updates, ThroughHost, Engine):
         """In this block the engine's device is the calling thread's."""
         self._device.use()
         yield
+
+
+@cache
+def _warn_of_autotune() -> None:
+    """Once in a process: a run makes several engines."""
+    log.warning(
+        "engine.autotune: true changes nothing here: it times plans of cuDNN, which cannot be used, and lbpar's own kernels convolve instead. "
+        "pip install 'lbpar[cuda13]' or 'lbpar[cuda12]' brings cuDNN, engine: {cudnn: true} says what is wrong with it."
+    )
