@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from lbpar.errors import LbparError
@@ -81,9 +82,10 @@ def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row],
     """
     deadline, rows, one_at_a_time = time.monotonic() + budget, list[Row](), threading.Lock()
     running: set[subprocess.Popen[bytes]] = set()
+    interrupted = threading.Event()
 
     def one(part: Part) -> Row:
-        row = _run(part, deadline, running)
+        row = _run(part, deadline, running, interrupted)
         with one_at_a_time:
             say(row)
         return row
@@ -93,6 +95,7 @@ def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row],
             try:
                 rows += pool.map(one, group)
             except BaseException:  # somebody wants an end of it: leave nothing behind on the device
+                interrupted.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in tuple(running):
                     _end(child)
@@ -100,7 +103,7 @@ def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row],
     return rows
 
 
-def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]]) -> Row:
+def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]], interrupted: threading.Event) -> Row:
     row: Row = {"part": part.name, "found": "", "seconds": 0.0, "failed": False}
     left = deadline - time.monotonic()
     if left < part.seconds:
@@ -120,6 +123,8 @@ def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]]) -> 
                 start_new_session=True,
             )
             running.add(child)
+            if interrupted.is_set():  # who ended those that ran has not seen this one
+                _end(child)
             patience = max(LEAST, PATIENCE * part.seconds)
             try:
                 child.wait(min(left, patience))
@@ -135,6 +140,8 @@ def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]]) -> 
         elif not row["found"]:
             how = f"signal {-child.returncode}" if child.returncode < 0 else f"status {child.returncode}"
             row |= {"failed": True, "found": f"ended with {how}"}
+        if interrupted.is_set() and row["failed"]:
+            row |= {"failed": False, "found": "left out: interrupted", "left out": True}
         if row["failed"]:
             row["log"] = log.read_text(encoding="utf-8", errors="replace")[-4000:]
     return row | {"seconds": time.monotonic() - started}
@@ -156,8 +163,14 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def _leave_to_parent(number: int, frame: FrameType | None) -> None:
+    """Nothing: batch systems ask all processes of a job to end, and a part that did so by itself would look like one that failed."""
+
+
 def main(argv: list[str]) -> int:
     """Run one part."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave_to_parent)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     spec, out = json.loads(argv[0]), Path(argv[1])
     module, _, function = spec["call"].partition(":")

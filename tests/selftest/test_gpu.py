@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -166,7 +167,10 @@ def test_who_ends_it_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> 
         parts.subprocess, "Popen", lambda *a, **options: children.append(popen(*a, **options)) or children[-1]
     )
 
+    rows = list[parts.Row]()
+
     def interrupted(row: parts.Row) -> None:
+        rows.append(row)
         raise KeyboardInterrupt
 
     here = "tests.selftest.test_gpu"
@@ -174,6 +178,28 @@ def test_who_ends_it_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(KeyboardInterrupt):
         parts.run(hanging, budget=3600.0, workers=2, say=interrupted)
     assert len(children) == 2 and all(child.poll() is not None for child in children)
+    assert [row["found"] for row in rows] == ["ok", "left out: interrupted"]
+    assert rows[1]["left out"] and not rows[1]["failed"] and "log" not in rows[1]
+
+
+@pytest.mark.slow
+def test_who_asks_for_an_end_hears_of_no_failure(tmp_path: Path) -> None:
+    """SIGTERM to all processes of a job, as from a batch system: the part under way comes first."""
+    file, fifo = tmp_path / "found.json", tmp_path / "pid"
+    os.mkfifo(fifo)
+    code = f"import tests.selftest.test_gpu as t; t.two_parts({str(file)!r}, {str(fifo)!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        part = int(fifo.read_text())
+        handle = os.pidfd_open(part)
+        os.kill(part, signal.SIGTERM)
+        assert not select.select([handle], [], [], 1)[0], "the part has ended by itself"
+        parent.terminate()
+        out = parent.communicate()[0]
+    os.close(handle)
+    assert parent.returncode == 143 and "FAILED" not in out and "-       second: left out: interrupted" in out
+    found = json.loads(file.read_text())
+    assert not found["finished"] and [row["found"] for row in found["parts"]] == ["ok", "left out: interrupted"]
+    assert not any(row["failed"] for row in found["parts"])
 
 
 @pytest.mark.slow
