@@ -23,6 +23,7 @@ from lbpar.program.plan import Plan
 from lbpar.runtime.executor import Executor
 from lbpar.runtime.initial import initial_state
 from lbpar.runtime.optim.rules import SGD
+from lbpar.selftest.room import fitting, left_out
 from lbpar.transport.single import SingleTransport
 
 TRIES = 5
@@ -101,10 +102,14 @@ def speed_graph(network: str, tiny: bool = False) -> Graph:
 
 def floors(engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     """Every kernel of a training step of ResNet-50 beside the time that its bytes or its operations take at least."""
+    return fitting(2 if tiny else 64, lambda batch: _floors(batch, engine, tiny))
+
+
+def _floors(batch: int, engine: Mapping[str, Any], tiny: bool) -> dict[str, Any]:
     used = get_engine("cupy", **engine)
     copied, product = copy_speed(used, 3), 1e12 * _product(used, 16 if tiny else 8192)
     kind, halves = engine["dtype"], used.activations.itemsize == 2
-    program = lower(speed_graph("resnet50", tiny), Plan(Grid()), 2 if tiny else 64)
+    program = lower(speed_graph("resnet50", tiny), Plan(Grid()), batch)
     spent: dict[str, list[float]] = {}
     for sample in run_samples(used, [program], 1 if tiny else TRIES):
         least = float(touched(sample.kernel, sample.local, kind, halves)) / copied
@@ -127,7 +132,7 @@ def floors(engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     found += ", ".join(
         f"{r['kernel']} {r['of the floor']:.1f}x" for r in sorted(rows, key=lambda r: r["floor ms"] - r["ms"])[:3]
     )
-    return {"found": found, "table": {"title": "ResNet-50, batch 64: kernels beside their floors", "rows": rows}}
+    return {"found": found, "table": {"title": f"ResNet-50, batch {batch}: kernels beside their floors", "rows": rows}}
 
 
 class _Resident(Executor):
@@ -142,8 +147,12 @@ class _Resident(Executor):
 
 def network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     """Samples per second, step time and memory of training steps with SGD with momentum."""
+    return fitting(min(batch, 2) if tiny else batch, lambda batch: _network(network, batch, engine, tiny))
+
+
+def _network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool) -> dict[str, Any]:
     used: Any = get_engine("cupy", **engine)
-    graph, batch = speed_graph(network, tiny), min(batch, 2) if tiny else batch
+    graph = speed_graph(network, tiny)
     program = lower(graph, Plan(Grid()), batch)
     state = initial_state(graph.params(), dict(program.params), 0, 1, used.dtype)
     executor = _Resident(program, used, SingleTransport(), {n: used.from_host(a) for n, a in state.items()})
@@ -166,14 +175,27 @@ def network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool = Fa
 
 def torch_network(network: str, batch: int, way: str, compiled: bool = False, tiny: bool = False) -> dict[str, Any]:
     """The same steps by PyTorch: channels-last, cuDNN's own choice of algorithms, autocast for half types."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a part of it, or one of its libraries
+        return left_out(f"PyTorch cannot be loaded ({error})")
+    if not torch.cuda.is_available() and not tiny:
+        return left_out(f"PyTorch {torch.__version__} finds no GPU")
+    return fitting(min(batch, 2) if tiny else batch, lambda batch: _torch_network(network, batch, way, compiled, tiny))
+
+
+def _torch_network(network: str, batch: int, way: str, compiled: bool, tiny: bool) -> dict[str, Any]:
     import torch
 
     from lbpar.selftest.torch_net import TorchNet
 
-    if not torch.cuda.is_available() and not tiny:
-        return {"found": f"left out: PyTorch {torch.__version__} finds no GPU", "left out": True}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    graph, batch = speed_graph(network, tiny), min(batch, 2) if tiny else batch
+    if device == "cuda":  # what a larger batch has left behind
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if compiled:
+        torch.compiler.reset()  # another batch would be compiled for batches of any size
+    graph = speed_graph(network, tiny)
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "TF32"
     output = graph.shapes(batch)[graph.output]
