@@ -135,16 +135,23 @@ def _gpu(args: argparse.Namespace) -> int:
 
 
 def _beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per network: samples per second of lbpar and, where they were measured, of PyTorch, and how many times as many ours are."""
+    """A row per network and batch: samples per second of lbpar and, where they were measured, of PyTorch, and how many times as many are
+    the best of ours."""
+    from lbpar.selftest.speeds import AUTOTUNE
+
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if "samples/s" in row:
             name, _, other = row["part"].partition(", PyTorch ")
-            found.setdefault(name, {"network": name})[f"PyTorch {other}" if other else "lbpar"] = row["samples/s"]
+            column = f"PyTorch {other}" if other else "lbpar"
+            if name.endswith(AUTOTUNE):
+                name, column = name.removesuffix(AUTOTUNE), f"lbpar{AUTOTUNE}"
+            name += f" (batch {row['batch']})" if "batch" in row else ""
+            found.setdefault(name, {"network": name})[column] = row["samples/s"]
     for line in found.values():
-        others = [value for key, value in line.items() if key.startswith("PyTorch")]
-        if "lbpar" in line and others:
-            line["lbpar / best of PyTorch"] = line["lbpar"] / max(others)
+        ours, others = ([v for k, v in line.items() if k.startswith(of)] for of in ("lbpar", "PyTorch"))
+        if ours and others:
+            line["lbpar / best of PyTorch"] = max(ours) / max(others)
     return list(found.values())
 
 

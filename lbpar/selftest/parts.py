@@ -54,6 +54,8 @@ class Part:
         What it should take at most; it is left out where less time is left.
     alone : bool
         Nothing else may run meanwhile: it measures, or others need what it makes.
+    missing : str
+        What it needs and is not there, in words, so that it is left out; or "".
     """
 
     name: str
@@ -61,6 +63,7 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 10.0
     alone: bool = False
+    missing: str = ""
 
 
 Row = dict[str, Any]
@@ -106,6 +109,8 @@ def run(parts: Iterable[Part], budget: float, workers: int, say: Callable[[Row],
 
 def _run(part: Part, deadline: float, running: set[subprocess.Popen[bytes]], interrupted: threading.Event) -> Row:
     row: Row = {"part": part.name, "found": "", "seconds": 0.0, "failed": False}
+    if part.missing:
+        return row | {"found": f"left out: {part.missing}", "left out": True}
     left = deadline - time.monotonic()
     if left < part.seconds:
         return row | {

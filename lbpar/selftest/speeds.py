@@ -34,6 +34,11 @@ SIZES: dict[str, tuple[int, ...]] = {"resnet50": (224, 224, 3), "unet3d": (128, 
 NETWORKS = (("resnet50", 256), ("resnet50", 64), ("unet3d", 2))
 """Those whose steps are timed, and samples of a step."""
 
+AUTOTUNE = ", autotune"
+"""How names of parts end in which plans are timed."""
+
+NO_PLANS = "autotune times plans of cuDNN, which cannot be used here"
+
 TINY: dict[str, tuple[int, ...]] = {"resnet50": (32, 32, 3), "unet3d": (8, 8, 8, 1)}
 
 
@@ -100,6 +105,11 @@ def speed_graph(network: str, tiny: bool = False) -> Graph:
     return build_model(network, input=list(shape), **options).with_loss(CrossEntropy())
 
 
+def nothing_to_time(asked: Mapping[str, Any], engine: Engine) -> bool:
+    """Whether an engine's ``autotune`` would change nothing."""
+    return bool(asked.get("autotune")) and getattr(engine, "graphs", None) is None
+
+
 def floors(engine: Mapping[str, Any], tiny: bool = False) -> dict[str, Any]:
     """Every kernel of a training step of ResNet-50 beside the time that its bytes or its operations take at least."""
     return fitting(2 if tiny else 64, lambda batch: _floors(batch, engine, tiny))
@@ -152,6 +162,8 @@ def network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool = Fa
 
 def _network(network: str, batch: int, engine: Mapping[str, Any], tiny: bool) -> dict[str, Any]:
     used: Any = get_engine("cupy", **engine)
+    if nothing_to_time(engine, used):
+        return left_out(NO_PLANS)
     graph = speed_graph(network, tiny)
     program = lower(graph, Plan(Grid()), batch)
     state = initial_state(graph.params(), dict(program.params), 0, 1, used.dtype)

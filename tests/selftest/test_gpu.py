@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lbpar.selftest import checks, command, gpu, parts
+from lbpar.selftest import checks, command, gpu, parts, speeds
 from lbpar.selftest.parts import Part
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
@@ -95,7 +95,7 @@ def test_all_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     found = json.loads(file.read_text())
     assert [row["part"] for row in found["parts"]] == [part.name for part in gpu.parts(1, quick=False, tiny=True)]
     out = [row["part"] for row in found["parts"] if row.get("left out")]
-    assert found["passed"] and all(name.endswith(" ranks, mpi") for name in out)
+    assert found["passed"] and all(name.endswith((" ranks, mpi", ", autotune")) for name in out)
 
 
 @pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
@@ -229,6 +229,40 @@ def test_ranks_that_the_machine_does_not_allow_are_left_out(monkeypatch: pytest.
     assert found["left out"] and "libnccl.so.2 is not there" in found["found"]
 
 
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts that need it are there, and left out; nothing is started for them."""
+    monkeypatch.setattr(parts.subprocess, "Popen", None)
+    monkeypatch.setattr(gpu, "mpirun", lambda: None)
+    assert run(only="2 ranks, (host|mpi)") == 1  # who found out nothing has not passed
+    assert capsys.readouterr().out.count("left out: there is no mpirun") == 2
+    monkeypatch.setattr(gpu, "mpirun", lambda: "mpirun")
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert run(only="4 ranks, nccl|resnet50 of 64, TF32, PyTorch") == 1
+    out = capsys.readouterr().out
+    assert "4 ranks, nccl: left out: mpi4py is not installed: pip install 'lbpar[mpi]'" in out
+    assert out.count("left out: PyTorch is not installed") == 2
+    assert not [
+        part.name for part in gpu.parts(3, quick=False, tiny=True) if not part.missing and "PyTorch" in part.name
+    ]
+
+
+def test_versions_say_why_a_library_is_missing_and_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(fake_cupy.nccl, "available", False)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    found = gpu.versions()["found"]
+    assert "engine." not in found and "transport" not in found
+    assert "no NCCL (libnccl.so.2 is not there)" in found and "no mpi4py (" in found
+    assert "no cuDNN (import of cudnn halted; None in sys.modules)" in found
+    assert found.endswith("pip install 'lbpar[mpi,cuda13]', or 'lbpar[mpi,cuda12]', brings NCCL, cuDNN, cuBLAS, mpi4py")
+
+
+def test_pytorch_that_cannot_be_loaded_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = speeds.torch_network("resnet50", 64, "TF32", tiny=True)
+    assert found["left out"] and found["found"].startswith("left out: PyTorch cannot be loaded (")
+
+
 def test_speeds_stand_beside_those_of_pytorch() -> None:
     rows = [
         {"part": "net of 2, TF32", "samples/s": 30.0},
@@ -236,8 +270,16 @@ def test_speeds_stand_beside_those_of_pytorch() -> None:
         {"part": "net of 2, TF32, PyTorch compile", "samples/s": 24.0},
         {"part": "net of 9, TF32", "found": "no room", "failed": True},
         {"part": "net of 9, TF32, PyTorch eager", "samples/s": 7.0},
+        {"part": "net of 8, half", "samples/s": 8.0},
+        {"part": "net of 8, half, autotune", "samples/s": 9.0},
+        {"part": "net of 8, half, PyTorch eager", "samples/s": 6.0},
+        {"part": "net of 8, half, PyTorch compile", "samples/s": 5.0, "batch": 4},
     ]
-    both, alone = command._beside(rows)
+    both, alone, tuned, smaller = command._beside(rows)
+    assert tuned == {
+        "network": "net of 8, half", "lbpar": 8.0, "lbpar, autotune": 9.0, "PyTorch eager": 6.0, "lbpar / best of PyTorch": 1.5,
+    }  # fmt: skip
+    assert smaller == {"network": "net of 8, half (batch 4)", "PyTorch compile": 5.0}
     assert both == {
         "network": "net of 2, TF32", "lbpar": 30.0, "PyTorch eager": 20.0, "PyTorch compile": 24.0, "lbpar / best of PyTorch": 1.25,
     }  # fmt: skip
@@ -278,13 +320,3 @@ def hangs() -> None:
     import time
 
     time.sleep(600)
-
-
-def test_the_most_important_comes_first_and_names_are_unique() -> None:
-    wanted = gpu.parts(3, quick=False)
-    names = [p.name for p in wanted]
-    assert len(set(names)) == len(names)
-    assert names[:2] == ["versions", "kernels"]
-    assert [p.alone for p in wanted[2:]] == sorted(p.alone for p in wanted[2:])
-    assert not any(p.alone for p in gpu.parts(3, quick=True)[2:])
-    assert {"resnet50 of 256, bfloat16", "resnet50 of 64, TF32", "unet3d of 2, bfloat16"} < set(names)

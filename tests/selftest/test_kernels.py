@@ -10,8 +10,9 @@ import pytest
 
 from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.names import GROUPS
+from lbpar.engine.cupy.plans import Choice, Plan
 from lbpar.engine.cupy.tiles import Card
-from lbpar.selftest import checks, command, gpu
+from lbpar.selftest import checks, command, gpu, speeds
 from lbpar.selftest.listing import Listing
 from tests.cuda.emulator import compiler_found
 from tests.cuda.test_whole import kind_of, tiled
@@ -78,3 +79,41 @@ def test_its_checks_try_every_kind_of_norm_by_cudnn(monkeypatch: pytest.MonkeyPa
             assert not checks.network(name, {"dtype": dtype}, 1)["failed"]
     assert kinds == {dtype: {(False, False), (False, True), (True, True)} for dtype in kinds}
     assert {"batchnorm", "instancenorm", "layernorm"} <= {name for name, _ in fake_cudnn.executed}
+
+
+@pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
+def test_one_check_runs_the_plans_that_autotune_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = (part for part in gpu.parts(1, quick=True) if part.name == "small blocks, bfloat16, autotune")
+    execute, wrong = Graphs._execute, False
+
+    def timed(self: Graphs, plan: Plan, *_: Any) -> dict[Choice, float]:
+        tried.append(plan)
+        return {choice: float(i == 0) for i, choice in enumerate(plan.candidates[:2])}  # not the one that ran so far
+
+    def executed(self: Graphs, plan: Plan, choice: Choice, *arguments: Any) -> bool:
+        assert choice in plan.candidates[:2]
+        if choice != plan.candidates[0]:
+            chosen.append(plan)
+        return True if wrong and choice != plan.candidates[0] else execute(self, plan, choice, *arguments)
+
+    monkeypatch.setattr(Graphs, "_timed", timed)
+    monkeypatch.setattr(Graphs, "_execute", executed)
+    fake_cupy.few_kernels(monkeypatch, 4)
+    for wrong in (False, True):  # which the function above reads
+        fake_cupy.install(monkeypatch, cudnn=fake_cudnn)
+        tried, chosen = list[Plan](), list[Plan]()
+        assert checks.network(**part.arguments)["failed"] == wrong
+        assert chosen if wrong else {id(plan) for plan in tried} == {id(plan) for plan in chosen}
+
+
+def test_without_cudnn_there_is_nothing_that_autotune_could_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch)
+    tuned = [part for part in gpu.parts(1, quick=False, tiny=True) if part.name.endswith(", autotune")]
+    assert [part.name.partition(" of ")[0] for part in tuned] == [
+        "small blocks, bfloat16, autotune",
+        "resnet50",
+        "unet3d",
+    ]
+    for part, call in zip(tuned, (checks.network, speeds.network, speeds.network), strict=True):
+        found = call(**part.arguments)
+        assert found == {"found": f"left out: {speeds.NO_PLANS}", "left out": True}
