@@ -111,10 +111,11 @@ def _cupy(dtype: npt.DTypeLike, threads: int | None, of_gpu: dict[str, Any]) -> 
         raise ConfigError(
             f"engine.tf32: true is how float32 is multiplied, but engine.dtype is {dtype}; leave out one of them."
         )
-    if of_gpu.get("cudnn") is True and dtype == "float64":
-        raise ConfigError(
-            "engine.cudnn: true insists on cuDNN, which has nothing in float64, but engine.dtype is float64; leave out one of them."
-        )
+    for option in ("cudnn", "autotune"):
+        if of_gpu.get(option) is True and dtype == "float64":
+            raise ConfigError(
+                f"engine.{option}: true asks for cuDNN, which has nothing in float64, but engine.dtype is float64; leave out one of them."
+            )
     if of_gpu.get("autotune") and of_gpu.get("cudnn") is False:
         raise ConfigError(
             "engine.autotune: true times plans of cuDNN, but engine.cudnn is false; leave out one of them."

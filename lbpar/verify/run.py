@@ -291,6 +291,8 @@ def _engine(config: EngineConfig, engine: str | None, dtype: str) -> EngineConfi
     """The engine of the ranks. What a run file asks of GPUs, or of another type, is left out where it has no meaning."""
     name = _engine_name(engine, dtype)
     left = {*OF_GPU, "transport"} if name != "cupy" else {"tf32"} if dtype != "float32" else set[str]()
+    if dtype == "float64":
+        left |= {"autotune", "cudnn"} if config.cudnn is True else {"autotune"}
     return EngineConfig(**{**config.model_dump(exclude=left), "name": name, "dtype": dtype})
 
 

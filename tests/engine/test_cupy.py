@@ -154,8 +154,9 @@ def test_cudnn_is_neither_looked_for_nor_insisted_on_in_float64(
     assert "cuDNN" not in caplog.text
     get_engine("cupy", "float32")
     assert "because cuDNN cannot be used" in caplog.text
-    with pytest.raises(ConfigError, match=r"engine\.cudnn: true .* engine\.dtype is float64"):
-        get_engine("cupy", "float64", cudnn=True)
+    for option in ("cudnn", "autotune"):
+        with pytest.raises(ConfigError, match=rf"engine\.{option}: true .* engine\.dtype is float64"):
+            get_engine("cupy", "float64", **{option: True})
 
 
 def test_what_other_engines_lack_is_refused() -> None:

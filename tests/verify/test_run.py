@@ -310,6 +310,10 @@ def test_what_a_run_file_asks_of_gpus_is_for_gpus_only() -> None:
     assert _engine(gpu, None, "float64") == EngineConfig(name="numpy", dtype="float64", threads=2)
     assert _engine(gpu, "cupy", "float32") == gpu
     assert not _engine(gpu, "cupy", "float64").tf32
+    tuned = gpu.model_copy(update={"cudnn": True, "autotune": True, "tf32": False})
+    assert (_engine(tuned, "cupy", "float64").cudnn, _engine(tuned, "cupy", "float64").autotune) == ("auto", False)
+    assert (_engine(tuned, "cupy", "float32").cudnn, _engine(tuned, "cupy", "float32").autotune) == (True, True)
+    assert _engine(tuned.model_copy(update={"cudnn": False, "autotune": False}), "cupy", "float64").cudnn is False
     asked = EngineConfig(transport="nccl")  # on the command line --engine cupy, and in the run file nothing
     assert _engine(asked, "cupy", "float32") == EngineConfig(name="cupy", transport="nccl")
 
