@@ -114,6 +114,8 @@ def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> t
         why = f"rank {missing[0][0]}: {missing[0][1]}"
     else:
         return "nccl", "each rank has a GPU of its own"
+    if wanted == "nccl" and missing and not shared:
+        raise CommError(f"engine.transport: nccl cannot be used: {why}.")
     if wanted == "nccl":
         raise CommError(
             f"engine.transport: nccl cannot be used: {why}. Start one process for each GPU, see that each sees a GPU of its own "

@@ -15,6 +15,10 @@ from lbpar.errors import EngineError
 from lbpar.program.steps import Program
 from lbpar.text import human_bytes
 
+SCRATCH = 8 << 20
+"""Bytes for what kernels of a device write between two of them, such as partial sums, and for rounding arrays' sizes up: without them an array
+that was foretold finds no piece that is large enough."""
+
 
 def node_memory() -> int:
     """Bytes that this process could get at most: the node's, or what a container, a batch system or ``ulimit -v`` leaves of it."""
@@ -57,7 +61,7 @@ def reserve_arrays(engine: Engine, program: Program, rank: int, optimizer: str) 
         found = memory_of_rank(
             program, rank, engine.activations.name, optimizer, halves=halves, copies=engine.volume_copies
         )
-        engine.reserve(found.arrays)
+        engine.reserve(found.arrays + SCRATCH)
 
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ [1-9]\d* .*")

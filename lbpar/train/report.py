@@ -131,7 +131,7 @@ def report(trainer: Trainer, out: Path, record: Mapping[str, Any], facts: Mappin
         "engine": trainer.engine.name,
         "dtype": trainer.config.engine.dtype,
         "libraries": list(trainer.engine.libraries),
-        "transport": trainer.transport.name,
+        "transport": trainer.transport.name if trainer.transport.size > 1 else None,
         "layers": rows,
     }
     if found := {name: left_out(data) for name, data in trainer.datasets().items()}:

@@ -178,6 +178,18 @@ def test_our_kernels_take_what_cudnn_should_not(machine: Machine) -> None:
     assert tuned.graphs.unsuited(g(c=12), "bfloat16") == ""  # timed, like all
 
 
+def test_gradients_of_weights_that_begin_anywhere_in_a_bucket_are_cudnns(machine: Machine) -> None:
+    device: Any = get_engine("cupy", "float32", cudnn=True)
+    x, w, _, dy = values()
+    bucket = device.zeros((w.size + 3,))
+    place = bucket[3:].reshape(w.shape)
+    got = device.conv_backward_weights(device.from_host(x), device.from_host(dy), FLAT, 1, out=place)
+    want = NumpyEngine("float64").conv_backward_weights(x.astype(float), dy.astype(float), FLAT, 1)
+    np.testing.assert_array_equal(device.to_host(got), want)
+    assert ran() == {"wgrad": 1} and got.data.ptr == place.data.ptr
+    np.testing.assert_array_equal(device.to_host(bucket)[:3], 0)
+
+
 def test_what_is_not_aligned_is_left_to_our_kernels(machine: Machine) -> None:
     device: Any = get_engine("cupy", "float32", cudnn=True)
     x, w, _, dy = values()
@@ -221,7 +233,7 @@ def test_cudnn_that_is_missing_is_named_with_its_extra(
         get_engine("cupy", "float32", cudnn=True)
     caplog.set_level("INFO", "lbpar")
     assert get_engine("cupy", "float32").graphs is None  # type: ignore[attr-defined]
-    assert "lbpar's own kernels convolve, because cuDNN cannot be used" in caplog.text
+    assert "lbpar's own kernels convolve and normalise, because cuDNN cannot be used" in caplog.text
 
 
 def test_cudnn_that_does_not_start_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,12 +286,12 @@ def test_options_that_would_change_nothing_are_refused(machine: Machine) -> None
 def test_autotune_without_cudnn_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cupy_engine._warn_of_autotune.cache_clear()
     fake_cupy.install(monkeypatch)
     for config in (EngineConfig(name="cupy"), *[EngineConfig(name="cupy", autotune=True)] * 2):
         build_engine(config)
-    (said,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert said.getMessage().startswith("engine.autotune: true changes nothing here: it times plans of cuDNN")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == len(set(said)) == 3  # of cuDNN, cuBLAS and this
+    assert any(text.startswith("engine.autotune: true changes nothing here: it times plans of cuDNN") for text in said)
 
 
 def norms(engine: Any, x: Any) -> list[Any]:

@@ -94,7 +94,7 @@ def test_training_takes_the_stretch_of_memory_that_was_foretold(
     """And no more, however many steps follow."""
     fake_cupy.install(monkeypatch)
     fake_cupy.few_kernels(monkeypatch, 2 if dtype == "bfloat16" else 4)
-    reserve, stretches, most = CupyDevice.reserve, list[tuple[CupyDevice, int]](), 1 << 19
+    reserve, stretches, most = CupyDevice.reserve, list[tuple[CupyDevice, int]](), 1 << 10
 
     def noted(self: CupyDevice, nbytes: int) -> None:
         reserve(self, nbytes)
@@ -111,9 +111,7 @@ def test_training_takes_the_stretch_of_memory_that_was_foretold(
     train(run_file([*changes, "parallel.strategy=spatial"]), procs)
     assert len(stretches) == procs
     for device, nbytes in stretches:
-        assert (
-            nbytes <= device.pool.total_bytes() < nbytes + most
-        )  # an array that finds no piece large enough, parts of sums
+        assert nbytes <= device.pool.total_bytes() < nbytes + most  # rounded up
         assert device.pool.used_bytes() < nbytes // 2
 
 

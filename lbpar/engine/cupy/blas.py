@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lbpar.engine.cupy.kernels import address
+from lbpar.engine.cupy.library import warn_once
 from lbpar.engine.device import Array
 from lbpar.errors import EngineError
 
 if TYPE_CHECKING:
     from lbpar.engine.cupy.device import CupyDevice
-
-log = logging.getLogger(__name__)
 
 # Numbers of NVIDIA's library_types.h and cublas_api.h.
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -100,5 +98,5 @@ def cublas_of(engine: CupyDevice, tf32: bool, architecture: int) -> Blas | None:
     try:
         return Blas(engine, load_cublas(), tf32, architecture)
     except (ImportError, OSError, RuntimeError) as error:
-        log.warning("engine: lbpar's own kernels multiply matrices, because cuBLAS cannot be used (%s)", error)
+        warn_once(f"engine: lbpar's own kernels multiply matrices, because cuBLAS cannot be used ({error})")
         return None

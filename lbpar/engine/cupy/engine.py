@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,11 @@ from lbpar.config.engine import WORKSPACE
 from lbpar.engine.base import Engine
 from lbpar.engine.cupy.blas import cublas_of
 from lbpar.engine.cupy.graphs import Graphs
-from lbpar.engine.cupy.library import load_cudnn, without_cudnn
+from lbpar.engine.cupy.library import load_cudnn, warn_once, without_cudnn
 from lbpar.engine.cupy.plans import refusals
 from lbpar.engine.cupy.through_host import ThroughHost
 from lbpar.engine.cupy.updates import Updates
 from lbpar.engine.half import half
-
-log = logging.getLogger(__name__)
 
 
 class CupyEngine(Updates, ThroughHost, Engine):
@@ -83,7 +79,10 @@ class CupyEngine(Updates, ThroughHost, Engine):
             except missing as error:
                 without_cudnn(cudnn, error)
         if autotune and self.graphs is None:
-            _warn_of_autotune()
+            warn_once(
+                "engine.autotune: true changes nothing here: it times plans of cuDNN, which cannot be used, and lbpar's own kernels convolve "
+                "instead. pip install 'lbpar[cuda13]' or 'lbpar[cuda12]' brings cuDNN, engine: {cudnn: true} says what is wrong with it."
+            )
         # What it takes for itself would be taken anew in each step that is recorded.
         if cudnn is not False and not graphs:
             self.blas = cublas_of(self, tf32, self._card.architecture)
@@ -102,12 +101,3 @@ class CupyEngine(Updates, ThroughHost, Engine):
         """In this block the engine's device is the calling thread's."""
         self._device.use()
         yield
-
-
-@cache
-def _warn_of_autotune() -> None:
-    """Once in a process: a run makes several engines."""
-    log.warning(
-        "engine.autotune: true changes nothing here: it times plans of cuDNN, which cannot be used, and lbpar's own kernels convolve instead. "
-        "pip install 'lbpar[cuda13]' or 'lbpar[cuda12]' brings cuDNN, engine: {cudnn: true} says what is wrong with it."
-    )

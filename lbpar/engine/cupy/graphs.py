@@ -100,12 +100,12 @@ class Graphs(Plans):
         """The plan of a batch norm of x, of (N, *S, C), by its own statistics, or None where our kernels compute it."""
         key = ("norm", shape, dtype, residual, relu)
         if key in self._plans:
-            return self._plans[key]
+            return self._used(self._plans[key])
         # Of one value there is no unbiased variance, which it always computes.
         if dtype not in TYPES or not 0 < prod(shape) <= MOST_ELEMENTS or prod(shape[:-1]) < 2:
             return self._keep(key, None)
         found = self._planned(key, dtype, lambda: self._norm_graph(shape, dtype, residual, relu), MOST_NORMS_TIMED)
-        return self._keep(key, found)
+        return self._used(self._keep(key, found))
 
     def norm(
         self,
@@ -122,12 +122,12 @@ class Graphs(Plans):
         it: group norms, too, which cuDNN does not have."""
         key = ("sample norm", shape, dtype)
         if key in self._plans:
-            return self._plans[key]
+            return self._used(self._plans[key])
         _, positions, groups, width = shape
         if dtype not in TYPES or not 0 < prod(shape) <= MOST_ELEMENTS or (width > 1 and positions * groups > 1):
             return self._keep(key, None)
         found = self._planned(key, dtype, lambda: self._sample_norm_graph(shape, dtype), MOST_NORMS_TIMED)
-        return self._keep(key, found)
+        return self._used(self._keep(key, found))
 
     def sample_norm(
         self,

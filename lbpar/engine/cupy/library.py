@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import platform
 import sys
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
@@ -67,7 +68,7 @@ def load() -> Any:
 
 def _import() -> Any:
     """CuPy, which keeps what it compiles in memory where its folder cannot be written: it makes one as it is loaded, and would fail."""
-    if "cupy" in sys.modules:
+    if "cupy" in sys.modules or importlib.util.find_spec("cupy") is None:
         return importlib.import_module("cupy")
     given = os.environ.get(CACHE)
     try:
@@ -116,13 +117,15 @@ def without_cudnn(wanted: bool | str, error: Exception) -> None:
     if wanted is True:
         raise EngineError(
             f"engine.cudnn: true needs cuDNN and the package nvidia-cudnn-frontend, which cannot be used ({error}): {_INSTALL}, "
-            "or choose engine: {cudnn: false}, which leaves convolutions to lbpar's own kernels."
+            "or choose engine: {cudnn: auto}, which leaves its part to lbpar's own kernels."
         ) from error
-    log.warning(
-        "engine: lbpar's own kernels convolve, because cuDNN cannot be used (%s): %s, or say so by cudnn: false",
-        error,
-        _INSTALL,
-    )
+    warn_once(f"engine: lbpar's own kernels convolve and normalise, because cuDNN cannot be used ({error}): {_INSTALL}")
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Say something once in a process: a run makes several engines."""
+    log.warning("%s", text)
 
 
 def _silent(error: str) -> str:

@@ -68,16 +68,18 @@ class Norms(Products):
         count: float,
         eps: float,
     ) -> tuple[Float64Array, Float64Array, Array]:
-        made: tuple[Float64Array, Float64Array, Array]
+        made: tuple[Float64Array, Float64Array, Array] | None = None
 
         def ours() -> None:
             nonlocal made
+            made = None  # of a run before, while plans are timed
             made = super(Norms, self).norm_forward(x, shift, scale, bias, residual, relu, count, eps)  # type: ignore[misc]
 
         rows, channels = _matrix(x)
         key = (x.shape, x.dtype.name, residual is not None, relu)
         if scale is None or bias is None or rows != count or self.graphs is None or not self.graphs.norm_plan(*key):
             ours()
+            assert made is not None
             return made
         y = self._like(x)
         mean, invstd, *rest = (self.empty((channels,), F32) for _ in range(4))
@@ -89,6 +91,7 @@ class Norms(Products):
             "residual": None if residual is None else self._dense(residual),
         }  # fmt: skip
         if not self.graphs.norm(key, arrays, eps, ours):
+            assert made is not None
             return made
         sums = self.empty((4, channels), F64)
         return sums, self._found(sums, mean, invstd, self._as(shift, F64), count, eps), y

@@ -16,6 +16,7 @@ from lbpar.engine.cupy.graphs import Graphs
 from lbpar.engine.cupy.kernels import address
 from lbpar.engine.cupy.launch_conv import Geometry
 from lbpar.engine.cupy.pieces import Box, dense, moves
+from lbpar.engine.cupy.plans import ALIGNMENT
 from lbpar.engine.cupy.pointwise import Pointwise
 from lbpar.engine.cupy.tiles import MATHS, Card, Job, Math
 from lbpar.engine.device import Array
@@ -71,8 +72,10 @@ class Products(Pointwise):
             self.kernels.launch(launch.source, launch.name, launch.grid, launch.block, args, launch.shared_bytes)
 
     def _place(self, shape: tuple[int, ...], x: Array, out: Array | None) -> Array:
-        """Where a kernel writes a gradient of weights: in x's type, and in ``out`` if it has that type."""
-        return self.empty(shape, x.dtype) if out is None or out.dtype != x.dtype else out
+        """Where a kernel writes a gradient of weights: in x's type, and in ``out`` if it has that type and cuDNN, where it is used, can write there."""
+        if out is None or out.dtype != x.dtype or (self.graphs is not None and address(out) % ALIGNMENT):
+            return self.empty(shape, x.dtype)
+        return out
 
     def _placed(self, dw: Array, out: Array | None) -> Array:
         """The gradient in the parameters' type, where it was wanted."""

@@ -15,6 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from lbpar.engine.cupy.library import warn_once
 from lbpar.engine.cupy.tiles import TILES, Card
 from lbpar.transport.virtual import VirtualWorld
 from tests.util.fake_cupy import cuda, nccl, runtime
@@ -49,6 +50,7 @@ def install(patch: Any, devices: int = 1, cudnn: Any = None, cublas: Any = None)
     ``cudnn`` stands for the module of that name, ``cublas`` for CuPy's own; both are missing by default. As CuPy's, the latter is there only for
     those who ask its package for it: that loads the library first.
     """
+    warn_once.cache_clear()
     libs = ModuleType("cupy_backends.cuda.libs")
     if cublas is not None:
         libs.__dict__["cublas"] = cublas
