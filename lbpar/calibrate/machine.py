@@ -26,7 +26,7 @@ from lbpar.config.run_file import AUTO
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.base import Engine
 from lbpar.engine.registry import build_engine
-from lbpar.errors import LbparError
+from lbpar.errors import EngineError, LbparError
 from lbpar.graph.graph import Graph
 from lbpar.program.steps import Program
 from lbpar.provenance import timestamp
@@ -71,7 +71,14 @@ def machine_of(which: str, engine: EngineConfig, transport: Transport | None = N
     if which != AUTO:
         return find_machine(which)
     if transport is None or transport.size == 1:
-        found = _alone(engine)
+        try:
+            found = _alone(engine)
+        except EngineError as error:
+            if transport is not None:
+                raise
+            raise EngineError(
+                f"machine: auto measures this machine: {error} To plan for another one, name it: --machine, such as h100-nvl8."
+            ) from error
     else:
         found = measure_machine(engine, samples_by_turns(), ROUNDS, transport, limit=LIMIT, every=False)
         _measured[engine] = found.file

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from lbpar.config.engine import EngineConfig
 from lbpar.cost.kernel_time import kernel_seconds, touched
 from lbpar.cost.machine import Machine, find_machine
 from lbpar.engine.registry import get_engine
-from lbpar.errors import ConfigError
+from lbpar.errors import ConfigError, EngineError
 from lbpar.graph.builder import GraphBuilder
 from lbpar.graph.ops.losses import CrossEntropy
 from lbpar.layout.grid import Grid
@@ -287,3 +288,11 @@ def test_copies_of_parts_are_measured_with_their_start() -> None:
     machine = Machine(find_machine("laptop").file.model_copy(update={"compute": compute}))
     assert machine.copy_seconds(1e6, True) == pytest.approx(2e6 / compute.speeds["columns"])
     assert machine.copy_seconds(1e6) == pytest.approx(2e6 / compute.speeds["rows"])
+
+
+def test_planning_where_the_engine_is_missing_says_how_to_plan_for_another_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(EngineError, match=r"machine: auto measures this machine: .*needs CuPy.*name it: --machine"):
+        machine_of("auto", EngineConfig(name="cupy", threads=3))
