@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from lbpar.config.engine import EngineConfig
+from lbpar.engine.base import Engine
 from lbpar.errors import CommError, ConfigError, LbparError
 from lbpar.program.plan import Plan
 from lbpar.transport.base import Transport
@@ -80,6 +81,16 @@ def _check_recordable(config: EngineConfig, way: str) -> None:
         )
 
 
+def by(engine: Engine, transport: Transport) -> str:
+    """Of a device, the libraries that compute, and how arrays travel: both may be others than was hoped for."""
+    if engine.host:
+        return ""
+    ways = [*engine.libraries] or ["lbpar's own kernels"]
+    if transport.size > 1:
+        ways.append(transport.name if transport.direct else "moves by way of the host")
+    return f" ({', '.join(ways)})"
+
+
 def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> tuple[str, str]:
     """``nccl``, ``mpi`` or ``host``, and why.
 
@@ -115,7 +126,7 @@ def choice(wanted: str, facts: Sequence[Facts], aware: Callable[[], Found]) -> t
     else:
         return "nccl", "each rank has a GPU of its own"
     if wanted == "nccl" and missing and not shared:
-        raise CommError(f"engine.transport: nccl cannot be used: {why}.")
+        raise CommError(f"engine.transport: nccl cannot be used: {why}, or choose engine.transport: host.")
     if wanted == "nccl":
         raise CommError(
             f"engine.transport: nccl cannot be used: {why}. Start one process for each GPU, see that each sees a GPU of its own "

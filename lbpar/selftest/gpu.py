@@ -98,8 +98,7 @@ def parts(plans: int, quick: bool, tiny: bool = False) -> list[Part]:
     for procs in RANKS:
         for transport in ("host", "nccl", "mpi"):
             name, arguments = f"{procs} ranks, {transport}", {"procs": procs, "transport": transport}
-            seconds = 30 if transport == "nccl" else 15
-            ranks.append(Part(name, f"{here}.checks:ranks", arguments, seconds, missing=missing))
+            ranks.append(Part(name, f"{here}.checks:ranks", arguments, seconds=15, missing=missing))
     first, further = first + ranks[:2], ranks[2:] + further
     headlines, rest = ([], []) if quick else _speeds(tiny)
     return begin + first + headlines + further + rest
@@ -200,7 +199,7 @@ def versions() -> dict[str, Any]:
 def _why(error: Exception) -> str:
     """Why a library is missing, without the option that would ask for it, which here nobody has given."""
     said = " ".join(str(error).split()) or type(error).__name__
-    reason = re.search(r"cannot be used \((.*)\): ", said)
+    reason = re.search(r"cannot be (?:used|loaded) \((.*)\): ", said)
     return reason[1] if reason else said
 
 

@@ -16,26 +16,19 @@ from lbpar.checkpoint.files import checkpoint_path
 from lbpar.config.losses import METRICS
 from lbpar.data.chunks import told
 from lbpar.data.shared import SHOWN, left_out
-from lbpar.engine.base import Engine
 from lbpar.json_text import dumps, write_text
 from lbpar.program.words import program_rows
 from lbpar.provenance import hosts, provenance, timestamp
+from lbpar.runtime.devices import by
 from lbpar.runtime.feeds import boxes
 from lbpar.runtime.worker import Mode
 from lbpar.tables import print_table, short
 from lbpar.terminal import screen
 from lbpar.text import human_bytes
 from lbpar.train.trainer import Trainer
-from lbpar.transport.base import Transport
 
-FINAL = (
-    *(f"test_{m}" for m in METRICS if m != "confusion"),
-    "test_accuracy",
-    "test_loss",
-    "accuracy",
-    "loss",
-    "images_per_s",
-)
+_TESTED = tuple(f"test_{m}" for m in METRICS if m != "confusion")
+FINAL = (*_TESTED, "test_accuracy", "test_loss", "accuracy", "loss", "images_per_s")
 
 
 def say(text: str) -> None:
@@ -63,7 +56,7 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
     words = [
         f"lbpar {__version__}: {graph.name}, {graph.parameter_count:,} parameters",
         f"{t.size} rank{'s' * (t.size > 1)} ({trainer.plan.grid}) × {e.threads} thread{'s' * (e.threads != 1)}",
-        f"engine {e.name} {trainer.config.engine.dtype}{_by(e, t)}",
+        f"engine {e.name} {trainer.config.engine.dtype}{by(e, t)}",
         f"{human_bytes(state)} of state per rank",
         f"ready after {seconds:.1f} s",
     ]
@@ -83,16 +76,6 @@ def announce(trainer: Trainer, resumed: bool, state: int, seconds: float) -> Non
             f"parallel.schedule: delayed changes the arithmetic: stage k of {stages} is updated with gradients that are {stages} - k updates old "
             "(docs/strategies/stages.md)"
         )
-
-
-def _by(engine: Engine, transport: Transport) -> str:
-    """Of a device, the libraries that compute, and how arrays travel: both may be others than was hoped for."""
-    if engine.host:
-        return ""
-    ways = [*engine.libraries] or ["lbpar's own kernels"]
-    if transport.size > 1:
-        ways.append(transport.name if transport.direct else "moves by way of the host")
-    return f" ({', '.join(ways)})"
 
 
 def share(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

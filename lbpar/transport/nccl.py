@@ -295,7 +295,7 @@ def load_nccl() -> Any:
     except ImportError as error:
         reason = str(error)
     raise CommError(
-        f"NCCL cannot be loaded ({reason}): pip install 'lbpar[cuda13]' or 'lbpar[cuda12]', which bring it, or choose engine.transport: host."
+        f"NCCL cannot be loaded ({reason}): pip install 'lbpar[cuda13]' or 'lbpar[cuda12]', which bring it."
     )
 
 
