@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -527,15 +528,16 @@ class Engine(Rules):
             return sums, moments, self.norm_relu_forward(x, moments[0], moments[1], scale, bias, residual)
         return sums, moments, self.norm_apply(x, moments[0], moments[1], scale, bias)
 
+    def sample_norm_moments(self, sums: Array, count: float, eps: float) -> Float64Array:
+        """`norm_moments` of each row and group, float64 (3, rows, groups), from `sample_norm_sums` over ``count`` values."""
+        flat = sums.reshape((4, prod(sums.shape[1:])))
+        return self.norm_moments(flat, self.zeros(flat.shape[1:], np.float64), count, eps).reshape((3, *sums.shape[1:]))
+
     def sample_norm_forward(
         self, x: Array, scale: Array | None, bias: Array | None, count: float, eps: float
     ) -> tuple[Float64Array, Array]:
-        """`norm_moments` of `sample_norm_sums`, float64 (3, rows, groups), where no other rank adds to these, and `sample_norm_apply` by them."""
-        rows, _, groups, _ = x.shape
-        sums = self.sample_norm_sums(x).reshape((4, rows * groups))
-        moments = self.norm_moments(sums, self.zeros((rows * groups,), np.float64), count, eps).reshape(
-            (3, rows, groups)
-        )
+        """`sample_norm_moments` of `sample_norm_sums`, where no other rank adds to these, and `sample_norm_apply` by them."""
+        moments = self.sample_norm_moments(self.sample_norm_sums(x), count, eps)
         return moments, self.sample_norm_apply(x, moments[0], moments[1], scale, bias)
 
     def norm_relu_backward_sums(

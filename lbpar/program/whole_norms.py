@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from lbpar.program.steps import Compute, Free, Program, Step
+from lbpar.program.steps import Compute, Free, Program
 
 FOLLOWS = {
     "norm_apply": ("norm_statistics",),
@@ -29,22 +29,19 @@ def whole_norms(program: Program) -> Program:
 
     What is dropped and made a second time is left as it is: it should get the same bits both times.
     """
-    steps = list(program.steps)
+    steps, others = list(program.steps), list[int]()
     made = Counter(s.reads[1] for s in steps if isinstance(s, Compute) and s.kernel.name in FOLLOWS)
     for i, step in enumerate(steps):
         if isinstance(step, Compute) and step.kernel.name in FOLLOWS and made[step.reads[1]] == 1:
-            places = _before(steps, i, len(FOLLOWS[step.kernel.name]))
+            places = others[-len(FOLLOWS[step.kernel.name]) :]
             finds = [s for s in (steps[at] for at in places) if isinstance(s, Compute)]
             if tuple(s.kernel.name for s in finds) == FOLLOWS[step.kernel.name] and _belong(finds, step):
                 for at in places:
                     steps[at] = Free(())
                 steps[i] = _joined(finds, step)
+        if not isinstance(step, Free):
+            others.append(i)
     return replace(program, steps=tuple(steps))
-
-
-def _before(steps: Sequence[Step], i: int, count: int) -> list[int]:
-    """Places of the last steps before one, less those that free arrays."""
-    return [at for at in range(i) if not isinstance(steps[at], Free)][-count:]
 
 
 def _belong(finds: Sequence[Compute], makes: Compute) -> bool:

@@ -366,8 +366,7 @@ def _sample_norm_moments(b: Bound) -> Call:
     (eps, count), shape = b.attrs("eps", "count"), box_shape(b.writes[0])
 
     def call(e: Engine, _: MicroBatch, sums: Array) -> tuple[Array, ...]:
-        flat = sums.reshape(4, prod(shape[1:]))
-        return (e.norm_moments(flat, e.zeros(flat.shape[1:], np.float64), count, eps).reshape(shape),)
+        return (e.sample_norm_moments(sums, count, eps).reshape(shape),)
 
     return call
 

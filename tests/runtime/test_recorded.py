@@ -16,11 +16,10 @@ from lbpar.engine.registry import get_engine
 from lbpar.errors import ConfigError, EngineError, TrainingError
 from lbpar.runtime.binding import MicroBatch
 from lbpar.runtime.recorded import Recorded
-from lbpar.train.trainer import Trainer
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cudnn, fake_cupy
 from tests.util.fake_cupy.machine import CUDARuntimeError
-from tests.util.training import Ran, run_file, train
+from tests.util.training import Ran, loaded_again, run_file, train
 
 pytestmark = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
 GRAPHS = "engine.graphs=true"
@@ -118,18 +117,11 @@ def test_faults_are_noticed(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None
 def test_weights_that_are_loaded_are_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launched: list[Recorded]
 ) -> None:
-    def job(trainer: Trainer) -> list[dict[str, Any]]:
-        records = [trainer.train_epoch(), trainer.train_epoch()]
-        trainer.save(tmp_path)
-        records.append(trainer.train_epoch())
-        trainer.load(tmp_path)
-        return [*records, trainer.train_epoch()]
-
     ran = []
     for options in ([], [GRAPHS]):
         fake_cupy.install(monkeypatch)
         fake_cupy.few_kernels(monkeypatch, 8)
-        ran.append(train(run_file([*CHANGES, "train.epochs=5", *options]), 1, job))
+        ran.append(train(run_file([*CHANGES, "train.epochs=5", *options]), 1, loaded_again(tmp_path)))
     assert_same_bits(*ran)
     assert ran[0].records[-2:] == [ran[0].records[-1]] * 2 and launched
 

@@ -27,7 +27,7 @@ from lbpar.transport.virtual import VirtualWorld
 from tests.cuda.emulator import compiler_found
 from tests.util import fake_cupy
 from tests.util.nccl_ranks import CHANGES, GRAPHS, World, noted_programs, trained
-from tests.util.training import PLANS, assert_same, run_file
+from tests.util.training import PLANS, assert_same, loaded_again, run_file
 from tests.util.two_steps import CASES, Training, assert_equal
 
 needs_compiler = pytest.mark.skipif(not compiler_found(), reason="needs a C++ compiler")
@@ -117,13 +117,6 @@ def test_weights_that_are_loaded_are_seen(
 ) -> None:
     """Also by a trainer that goes on from there, whose steps are recorded anew."""
 
-    def job(trainer: Trainer) -> list[dict[str, Any]]:
-        records = [trainer.train_epoch(), trainer.train_epoch()]
-        trainer.save(tmp_path)
-        records.append(trainer.train_epoch())
-        trainer.load(tmp_path)
-        return [*records, trainer.train_epoch()]
-
     def resume(trainer: Trainer) -> list[dict[str, Any]]:
         trainer.load(tmp_path)
         return list(trainer.train())
@@ -131,7 +124,7 @@ def test_weights_that_are_loaded_are_seen(
     ran = [
         trained(monkeypatch, "mixed 4", ["train.epochs=6", *options], how)
         for options in ([], [GRAPHS])
-        for how in (job, resume)
+        for how in (loaded_again(tmp_path), resume)
     ]
     assert_same(ran[2], ran[0], 0)
     assert_same(ran[3], ran[1], 0)

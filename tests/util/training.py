@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,16 @@ def assert_same(got: Ran, want: Ran, rtol: float = 1e-9) -> None:
     for name, array in want.tensors.items():
         scale = np.abs(array).max() or 1.0
         np.testing.assert_allclose(got.tensors[name], array, rtol=0, atol=rtol * scale, err_msg=name)
+
+
+def loaded_again(folder: Path) -> Callable[[Trainer], list[dict[str, Any]]]:
+    """What trains three epochs, and the third once more from where it was saved before it."""
+
+    def job(trainer: Trainer) -> list[dict[str, Any]]:
+        records = [trainer.train_epoch(), trainer.train_epoch()]
+        trainer.save(folder)
+        records.append(trainer.train_epoch())
+        trainer.load(folder)
+        return [*records, trainer.train_epoch()]
+
+    return job

@@ -16,7 +16,7 @@ import numpy as np
 from lbpar.engine.base import LocalWindow
 from lbpar.engine.cupy.kernels import address
 from lbpar.engine.cupy.launch_conv import Geometry, thin
-from lbpar.engine.cupy.plans import MOST_ELEMENTS, TYPES, Plan, Plans, strides
+from lbpar.engine.cupy.plans import MOST_ELEMENTS, OURS, TYPES, Plan, Plans, strides
 from lbpar.engine.device import Array
 
 if TYPE_CHECKING:
@@ -98,14 +98,8 @@ class Graphs(Plans):
 
     def norm_plan(self, shape: tuple[int, ...], dtype: str, residual: bool, relu: bool) -> Plan | None:
         """The plan of a batch norm of x, of (N, *S, C), by its own statistics, or None where our kernels compute it."""
-        key = ("norm", shape, dtype, residual, relu)
-        if key in self._plans:
-            return self._used(self._plans[key])
-        # Of one value there is no unbiased variance, which it always computes.
-        if dtype not in TYPES or not 0 < prod(shape) <= MOST_ELEMENTS or prod(shape[:-1]) < 2:
-            return self._keep(key, None)
-        found = self._planned(key, dtype, lambda: self._norm_graph(shape, dtype, residual, relu), MOST_NORMS_TIMED)
-        return self._used(self._keep(key, found))
+        suited = prod(shape[:-1]) > 1  # of one value there is no unbiased variance, which cuDNN always computes
+        return self._norm_plan(("norm", shape, dtype, residual, relu), suited, self._norm_graph)
 
     def norm(
         self,
@@ -120,14 +114,10 @@ class Graphs(Plans):
     def sample_norm_plan(self, shape: tuple[int, ...], dtype: str) -> Plan | None:
         """The plan of an instance or layer norm of x, of (rows, positions, groups, channels of a group), or None where our kernels compute
         it: group norms, too, which cuDNN does not have."""
-        key = ("sample norm", shape, dtype)
-        if key in self._plans:
-            return self._used(self._plans[key])
         _, positions, groups, width = shape
-        if dtype not in TYPES or not 0 < prod(shape) <= MOST_ELEMENTS or (width > 1 and positions * groups > 1):
-            return self._keep(key, None)
-        found = self._planned(key, dtype, lambda: self._sample_norm_graph(shape, dtype), MOST_NORMS_TIMED)
-        return self._used(self._keep(key, found))
+        return self._norm_plan(
+            ("sample norm", shape, dtype), width == 1 or positions * groups == 1, self._sample_norm_graph
+        )
 
     def sample_norm(
         self,
@@ -138,6 +128,17 @@ class Graphs(Plans):
     ) -> bool:
         """As `norm`, of a `sample_norm_plan`."""
         return self.run(("sample norm", *key), _addresses(arrays), ours, self._single({"eps": eps}))
+
+    def _norm_plan(self, key: tuple[Any, ...], suited: bool, declare: Callable[..., Any]) -> Plan | None:
+        """The plan of a graph that is declared for what a key holds behind its name: shape, type and flags. None also where timing has
+        chosen our kernels."""
+        if key not in self._plans:
+            _, shape, dtype, *_ = key
+            suited = suited and dtype in TYPES and 0 < prod(shape) <= MOST_ELEMENTS
+            plan = self._planned(key, dtype, lambda: declare(*key[1:]), MOST_NORMS_TIMED) if suited else None
+            self._keep(key, plan)
+        found = self._plans[key]
+        return None if found is None or found.choice == OURS else found
 
     def _single(self, values: Mapping[str, float]) -> dict[int, int]:
         """Where single values lie on the host, by the numbers of their tensors."""

@@ -133,10 +133,6 @@ class Plans:
         self._plans[key] = plan
         return plan
 
-    def _used(self, plan: Plan | None) -> Plan | None:
-        """A plan, unless timing has chosen our kernels in its place."""
-        return None if plan is None or plan.choice == OURS else plan
-
     def _choice(self, key: Hashable, candidates: Sequence[Choice]) -> Choice:
         chosen = self._chosen.get(key, candidates[0])
         return chosen if chosen in candidates else candidates[0]
